@@ -16,6 +16,7 @@ import socket
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -86,9 +87,10 @@ class _Watch:
     """Watches a kernel process during a request: its memory, and whether a compiler runs, whose
     time does not count."""
 
-    def __init__(self, pid: int, building: float) -> None:
+    def __init__(self, pid: int, building: float, compiles: Callable[[], bool]) -> None:
         self._pid = pid
         self._building = building
+        self._compiles = compiles
         self._most = resident(pid) + memory_limit()  # memory from earlier requests does not count
 
     def counts(self, seconds: float) -> float:
@@ -96,7 +98,7 @@ class _Watch:
         _TooMuchMemory."""
         if resident(self._pid) > self._most:
             raise _TooMuchMemory
-        if self._building <= 0 or not compiling(self._pid):
+        if self._building <= 0 or not self._compiles():
             return seconds
         self._building -= seconds
         return 0.0
@@ -245,7 +247,8 @@ class Cell:
         """building: seconds for which a compiler may stop the clock, instead of
         `build_deadline`."""
         assert self._socket is not None
-        watch = _Watch(self._pid, build_deadline() if building is None else building)
+        most = build_deadline() if building is None else building
+        watch = _Watch(self._pid, most, self._compiles)
         begun = time.perf_counter()
         before = resident(self._pid)
         self._socket.settimeout(deadline)
@@ -256,7 +259,7 @@ class Cell:
             if data.get("request") != self._requests:
                 raise Closed("a reply to no request")
         except TimeoutError:
-            self._end_process()
+            self._end_hanging()
             return Reply(
                 "hang",
                 f"no answer within {deadline:g} s; killed",
@@ -332,6 +335,14 @@ class Cell:
         status = self._fork_server.reap(self._pid)
         extension_locks.clear(held)
         return status
+
+    def _end_hanging(self) -> None:
+        """End a kernel process that has passed its deadline."""
+        self._end_process()
+
+    def _compiles(self) -> bool:
+        """Whether a compiler runs for the kernel process."""
+        return compiling(self._pid)
 
     def _exit_description(self, garbage: str) -> str:
         """How the kernel process ended, and the end of its output.

@@ -19,14 +19,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from verify import bundle
+from verify.cell.descendants import descendants
 from verify.cell.process import Cell, Environment, ForkServer, InfrastructureError
 from verify.cell.untrusted_text import visible
 
 _START_TIMEOUT = 180.0  # seconds to import torch under the tool on a busy machine
 _GRACE = 90.0  # seconds for the tool to write its records after the program's end
+_HANGING = 15.0  # the same, after a program that was killed since it did not answer
 _POLL = 0.2
+BUILDS = "verify-builds"
+"""The name (/proc/PID/comm) of a program while it compiles in its own process."""
 
 
 class Ended(Exception):  # noqa: N818 - the process's end, not an error of ours
@@ -104,8 +109,12 @@ class ToolCell(Cell):
     """
 
     def __init__(self, environment: Environment, prefix: Sequence[str], program: str) -> None:
-        super().__init__(_Wrapped(environment, [*prefix, sys.executable, "-m", program]))
+        self._program = _Wrapped(environment, [*prefix, sys.executable, "-m", program])
+        super().__init__(self._program)
         self.exit_code: int | None = None
+        self.hung = ""  # what it did not answer, in words
+        self.built = 0.0  # seconds in which the program has compiled
+        self._asked = 0.0  # when that was last asked
 
     def finish(self) -> int | None:
         """End the program normally; returns the tool's exit code, or None if it had to be
@@ -126,9 +135,32 @@ class ToolCell(Cell):
             raise Ended
         super()._ensure_process()
 
-    def _end_process(self) -> int | None:
+    def _end_process(self, grace: float = _GRACE) -> int | None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-            self.exit_code = self._fork_server.reap(self._pid)
+            self.exit_code = self._program.reap(self._pid, grace)
         return self.exit_code
+
+    def _end_hanging(self) -> None:
+        # The program, which would wait for its kernel, and not the tool: it then writes its files.
+        for pid in descendants(self._pid) or [self._pid]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self._end_process(_HANGING)
+        self.hung = f"no answer within {self.environment.patience:g} s; killed"
+
+    def _compiles(self) -> bool:
+        before, self._asked = self._asked, time.monotonic()
+        programs = (self._pid, *descendants(self._pid))
+        builds = super()._compiles() or any(_name(pid) == BUILDS for pid in programs)
+        self.built += self._asked - before if builds and self._asked - before < 1.0 else 0.0
+        return builds
+
+
+def _name(pid: int) -> str:
+    """The name of a process; "" if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from verify.campaign.run import CampaignRun, open_run
 from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, say
@@ -27,18 +22,21 @@ from verify.evidence.explanation import explain
 from verify.machine import device
 from verify.machine.settings import COMPUTE_SANITIZER
 from verify.problem.case import Case
-from verify.sanitizers import report
+from verify.sanitizers import report, skew
+from verify.sanitizers.course import Course, worker_count
 from verify.sanitizers.exceptions import WAIVERS, Waiver
-from verify.sanitizers.lane import GROUP, Lane, unused, worker_count
+from verify.sanitizers.lane import GROUP, Lane
 from verify.sanitizers.planted import FAULTS, PlantedFault
 from verify.sanitizers.report import LaneRun
+from verify.sanitizers.results import long_first, unused
 from verify.sanitizers.selection import select
-from verify.sanitizers.session import Booth, Session, Subject
+from verify.sanitizers.session import DEADLINE, NOT_RUN, Booth, Session, Subject
 from verify.sanitizers.tool import EVERY, SKEW, Sanitizer, find
 from verify.variant import Config, Declaration
 
 _LIBRARIES = ("torch",)  # families of other projects' kernels: tried only if they are named
 _MOST_SHOWN = 8
+_Choice = tuple[Declaration, Config, str]
 _LONG = 60.0  # seconds of a process that is told at once: where the time of a cut run went
 
 
@@ -48,7 +46,8 @@ class Request:
 
     require: whether it is an error that there is no tool or no device.  environment: where kernels
     run; None (the command's value) means this machine's device, which must be a CUDA device.
-    planted_only: try no kernel, and of the planted faults not the spare copies.
+    planted_only: try no kernel, and of the planted faults not the spare copies.  time: seconds that
+    the run may take; what does not fit is not run.
     faults, waivers: only the suite's tests change them.
     """
 
@@ -60,6 +59,7 @@ class Request:
     planted_only: bool = False
     require: bool = False
     workers: str = "auto"
+    time: float = math.inf
     report_dir: Path | None = None
     environment: Environment | None = None
     faults: tuple[PlantedFault, ...] = FAULTS
@@ -97,57 +97,115 @@ def sanitize(request: Request, console: Console) -> int:
 
 
 def _sanitize(request: Request, console: Console) -> int:
-    begun = time.monotonic()
+    course = Course(request.time)
     sanitizer, environment = _sanitizer(request)
     run = open_run(GROUP, _files(request))
     declarations = _declarations(request, run)
     choices = _choices(request, declarations)
     booth = Booth(sanitizer, environment, run.directory / GROUP, request.waivers)
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with (
-        Recorder(run.directory, GROUP) as recorder,
-        Progress(*columns, console=console, transient=True) as progress,
-    ):
-        faults = tuple(fault.under(sanitizer) for fault in request.planted)
-        total = sum(len(fault.tried_under(request.tools)) for fault in faults)
-        task = progress.add_task("planted faults", total=total)
+    workers = worker_count(request.workers)
+    say_plainly(console, _limits(request, workers))
+    with Recorder(run.directory, GROUP) as recorder:
 
         def done(session: Session) -> None:
-            progress.update(task, advance=1)
             if session.seconds > _LONG:
                 subject = session.subject.declaration.ref
                 say(console, f"{session.tool} on {subject}: {session.seconds:.0f} s")
 
-        lane = Lane(booth, recorder, request.tools, worker_count(request.workers), done)
+        lane = Lane(booth, recorder, request.tools, workers, done, course)
         account = LaneRun(
             run=run.directory.name,
             device=device.fingerprint(),
             sanitizer=sanitizer.version,
             tools=request.tools,
             whole=request.complete,
-            planted=tuple(lane.plant(faults)),
+            planted=(),
             not_run=_left_out(run, declarations),
             waivers=request.waivers,
+            workers=workers,
         )
-        lane.tools = account.alive_tools  # the others' results prove nothing
-        if account.planted and lane.tools and not request.planted_only:
-            progress.reset(task, total=len(choices) * len(lane.tools), description="processes")
-            complete = request.complete and account.alive
-            tried = tuple(
-                lane.try_all((_subject(request, choice) for choice in choices), environment)
-            )
-            account = replace(
+
+        def so_far(cut: str) -> LaneRun:
+            """The account of what has ended."""
+            return replace(
                 account,
-                tried=tried,
-                dead=tuple(unused(request.waivers, tried)) if complete else (),
+                planted=tuple(lane.planted),
+                tried=tuple(lane.tried),
+                seconds=time.monotonic() - course.begun,
+                stages=dict(course.stages),
+                cut=cut,
             )
-    return _finish(request, run, replace(account, seconds=time.monotonic() - begun), console)
+
+        def tell(line: str) -> None:
+            say_plainly(console, line)
+            _write(request, run, so_far("it had not ended when this was written"))
+
+        try:
+            with course.watched(tell):
+                _try(request, lane, choices, environment, console)
+        except InfrastructureError:
+            if not course.over():
+                raise
+        account = so_far(course.over())
+        if account.cut and not request.planted_only:
+            account = replace(account, not_run=(*account.not_run, *_untried(choices, account)))
+        if account.tried and request.complete and account.alive and not account.cut:
+            account = replace(account, dead=tuple(unused(request.waivers, account.tried)))
+    return _finish(request, run, account, console)
+
+
+def _untried(choices: list[_Choice], account: LaneRun) -> Iterator[tuple[str, str]]:
+    """(variant, reason) of the choices of a run that ended early which no process was begun for."""
+    tried = {(t.subject.declaration.ref, t.subject.config, t.subject.dtype) for t in account.tried}
+    for declaration, config, dtype in choices:
+        if (declaration.ref, config, dtype) not in tried:
+            yield declaration.ref, f"not run ({config.name}, {dtype}): {account.cut}"
+
+
+def _try(
+    request: Request,
+    lane: Lane,
+    choices: list[_Choice],
+    environment: Environment,
+    console: Console,
+) -> None:
+    """Run the planted faults and then the kernels, which are built meanwhile."""
+    faults = tuple(fault.under(lane.booth.sanitizer) for fault in request.planted)
+    longest = sorted(enumerate(choices), key=lambda each: long_first(each[1][0]))
+    subjects = (
+        (number, _subject(request, choice))
+        for number, choice in longest
+        if not lane.course.over()  # to select problems takes a second
+    )
+    with ThreadPoolExecutor(1) as beside:
+        rehearsed = (
+            None if request.planted_only else beside.submit(lane.rehearse, subjects, environment)
+        )
+        try:
+            planted = lane.plant(faults)
+        except BaseException:
+            lane.course.stop("a planted fault cannot be tried")
+            raise
+        dead = {each.session.tool for each in planted if not each.holds}
+        say_plainly(console, f"planted faults: {len(planted)} processes, {len(dead)} tools failed")
+        if not lane.course.over():
+            lane.tools = tuple(tool for tool in lane.tools if tool not in dead)
+        if rehearsed is None or not planted or not lane.tools:
+            return
+        lane.try_all(rehearsed.result())
+
+
+def say_plainly(console: Console, line: str) -> None:
+    """Print a line of progress, unwrapped."""
+    console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _limits(request: Request, workers: int) -> str:
+    most = "" if request.time == math.inf else f", {request.time:g} s in all"
+    return (
+        f"{workers} processes at the same time; deadline of a run {DEADLINE:g} s under a tool,"
+        f" {skew.DEADLINE:g} s with delays, builds not counted{most}"
+    )
 
 
 def _sanitizer(request: Request) -> tuple[Sanitizer, Environment]:
@@ -213,9 +271,6 @@ def _left_out(run: CampaignRun, selected: list[Declaration]) -> tuple[tuple[str,
     )
 
 
-_Choice = tuple[Declaration, Config, str]
-
-
 def _choices(request: Request, selected: list[Declaration]) -> list[_Choice]:
     """The (variant, config, dtype) of each subject.  Raises _Refused for a case of an unknown
     config."""
@@ -258,20 +313,20 @@ def _finish(request: Request, run: CampaignRun, account: LaneRun, console: Conso
     if len(failing) > _MOST_SHOWN:
         console.print(f"\n... and {len(failing) - _MOST_SHOWN} more failing verdicts", style="red")
     for planted in account.planted:
-        if not planted.holds:
+        if not planted.holds and planted.session.judgement.outcome != NOT_RUN:
             got = "; ".join(planted.session.judgement.reasons) or planted.session.judgement.outcome
             wanted = planted.fault.wanted(planted.session.tool)
             say(
                 console,
                 f"{planted.session.tool} on {planted.fault.variant}: wanted {wanted}, got {got}",
             )
-    for tool in request.tools:
+    for tool in () if account.cut else request.tools:
         if tool not in account.alive_tools:
             said = (
                 f"{tool} missed a planted fault or convicted a twin: no kernel was tried under it"
             )
             say(console, said)
-    for copy in account.uncaught:
+    for copy in () if account.cut else account.uncaught:
         say(console, f"{copy}: nothing caught this known-bad copy of a shipped kernel")
     for waiver in account.dead:
         say(
@@ -279,18 +334,28 @@ def _finish(request: Request, run: CampaignRun, account: LaneRun, console: Conso
             f"a dead exception: {waiver.tool} {waiver.kind} in {waiver.kernel} ({waiver.reason})"
             " matched no record",
         )
-    for folder in filter(None, (run.directory, request.report_dir)):
-        paths = report.write(account, folder)
+    if account.cut:
+        say(console, f"{account.cut}: what was not tried is listed as not run; nothing is proved")
+    paths = _write(request, run, account)
     console.print(
         f"run {account.run}, {account.seconds:.0f} s; report: {paths[-1]}", highlight=False
     )
     if request.planted_only:
-        return CLEAN if account.alive else INFRASTRUCTURE
+        return CLEAN if account.alive and not account.cut else INFRASTRUCTURE
     return _status(account, loaded=not run.roster.failures)
+
+
+def _write(request: Request, run: CampaignRun, account: LaneRun) -> list[Path]:
+    """Write the reports; returns the paths of those in the last folder."""
+    paths = []
+    for folder in filter(None, (run.directory, request.report_dir)):
+        paths = report.write(account, folder)
+    return paths
 
 
 def _status(account: LaneRun, *, loaded: bool) -> int:
     outcomes = {tried.outcome for tried in account.tried}
     if outcomes & {"faulty", "failed"} or not loaded:
         return FAILED
-    return CLEAN if outcomes == {"clean"} and account.alive and not account.dead else INFRASTRUCTURE
+    proved = account.alive and not account.dead and not account.cut
+    return CLEAN if outcomes == {"clean"} and proved else INFRASTRUCTURE

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -133,6 +135,15 @@ def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_j
     type=click.Path(path_type=Path),
     help="A second folder for sanitizer.{json,sarif,junit.xml,md}.",
 )
+@click.option(
+    "--time",
+    "seconds",
+    type=float,
+    callback=options.above_zero_or_none,
+    metavar="SECONDS",
+    help="End the run after so long; what was not tried is listed as not run, and the exit code is"
+    " 3.",
+)
 @options.workers
 def sanitize(
     kernels: tuple[Path, ...],
@@ -140,9 +151,8 @@ def sanitize(
     variants: tuple[str, ...],
     case: str | None,
     extent: str | None,
-    require: bool,
-    report_dir: Path | None,
-    workers: str,
+    seconds: float | None,
+    **choices: Any,
 ) -> int:
     """Run KERNELS (by default the collection) under compute-sanitizer, after planted faults.
 
@@ -167,9 +177,8 @@ def sanitize(
         case=parsed,
         quick=extent == "quick",
         planted_only=extent == "planted",
-        require=require,
-        workers=workers,
-        report_dir=report_dir,
+        time=math.inf if seconds is None else seconds,
+        **choices,
     )
     return run_sanitizers(request, console)
 

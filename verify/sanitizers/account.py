@@ -18,7 +18,8 @@ class Planted(TypedDict):
     holds: whether it came; reasons: why it is inconclusive; record: the one that shows the fault,
     null if there is none; blind: why the tool is not required to see the fault, by design; copy_of:
     the shipped variant that it is a known-bad copy of, or ""; spare: one of its ways must catch it,
-    and no tool is required to."""
+    and no tool is required to; hangs: it is such a copy, and did not answer before its deadline,
+    which catches it."""
 
     variant: str
     about: str
@@ -32,6 +33,7 @@ class Planted(TypedDict):
     blind: NotRequired[str]
     copy_of: NotRequired[str]
     spare: NotRequired[bool]
+    hangs: NotRequired[bool]
 
 
 class Process(TypedDict):
@@ -99,8 +101,22 @@ class KnownFalse(TypedDict):
     dead: bool
 
 
+class Stage(TypedDict):
+    """Processes of one kind: "planted" (those that show that the tools are alive, without copies),
+    "copies" (known-bad ones under a tool), "delays" (copies that no tool caught), "builds" (first
+    runs in plain cells, and compiling in any process, which other stages count too) or "variants".
+    begun, ended: in seconds of the run.  busy: the sum of their seconds."""
+
+    begun: Number
+    ended: Number
+    processes: Integer
+    busy: Number
+
+
 class Account(TypedDict):
-    """One run of the sanitizer lane.  whole: nothing was left out by an option."""
+    """One run of the sanitizer lane.  whole: nothing was left out by an option.  cut: why the run
+    ended early, or "": outcomes are then "not run" of what was left.  workers: processes at the
+    same time.  stages: by name."""
 
     schema: Literal[1]
     run: str
@@ -114,3 +130,6 @@ class Account(TypedDict):
     failures: NotRequired[list[Failed]]
     not_run: list[Left]
     waivers: list[KnownFalse]
+    cut: NotRequired[str]
+    workers: NotRequired[Integer]
+    stages: NotRequired[dict[str, Stage]]

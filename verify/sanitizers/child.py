@@ -17,7 +17,7 @@ from verify.cell.arena import slots_from
 from verify.cell.child import KernelProcess, serve_at
 from verify.cell.isolated_buffers import IsolatedBuffers
 from verify.cell.launching import launch
-from verify.sanitizers import ledger
+from verify.sanitizers import building, ledger
 
 
 class IsolatedKernelProcess(KernelProcess):
@@ -47,6 +47,7 @@ def main() -> None:
     # Memory that torch fills would count as initialised.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     ledger.watch()
+    building.watch()
     serve_at(IsolatedKernelProcess)
 
 

@@ -20,6 +20,7 @@ from verify.cell.child import KernelProcess, serve_at
 from verify.cell.ways import DELAYS
 from verify.cuda.compile import Kernel, Source
 from verify.cuda.edits import Edit, EditError, edited
+from verify.sanitizers import building
 from verify.variant import Binary
 
 # No line of it is in a kernel's own text: a compiler's messages count from there.
@@ -149,6 +150,7 @@ class DelayedKernelProcess(KernelProcess):
 def main() -> None:
     """Serve at the socket that the command line names."""
     DelayedKernelProcess.delays.install()
+    building.watch()
     serve_at(DelayedKernelProcess)
 
 

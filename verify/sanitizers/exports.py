@@ -33,16 +33,16 @@ def sarif(account: Account) -> dict[str, Any]:
 
 
 def _proved(account: Account) -> bool:
-    """Whether the tools ran, and were alive."""
+    """Whether the tools ran, to the end, and were alive."""
     planted = account["planted"]
     alive = all(one["holds"] for one in planted) and not uncaught(planted)
-    return bool(account["tried"]) and alive
+    return bool(account["tried"]) and alive and not account.get("cut")
 
 
 def uncaught(planted: Iterable[Planted]) -> list[str]:
     """Known-bad copies of shipped kernels that nothing caught."""
     copies = [one for one in planted if one.get("copy_of")]
-    caught = {copy["variant"] for copy in copies if copy["record"] is not None}
+    caught = {copy["variant"] for copy in copies if copy["record"] is not None or copy.get("hangs")}
     return sorted({copy["variant"] for copy in copies} - caught)
 
 
@@ -93,7 +93,7 @@ def junit(account: Account) -> str:
     suite.attrib |= {
         "tests": str(len(cases)),
         "failures": str(sum(case.find("failure") is not None for case in cases)),
-        "errors": "0",
+        "errors": str(sum(case.find("error") is not None for case in cases)),
         "skipped": str(len(account["not_run"])),
         "time": str(account["seconds"]),
     }
@@ -118,9 +118,12 @@ def _planted(account: Account) -> Iterator[ElementTree.Element]:
 def _tried(account: Account) -> Iterator[ElementTree.Element]:
     for tried in account["tried"]:
         for case_id, outcome in tried["cases"].items():
-            if outcome == "clean":
-                name = f"{case_id} under {tried['tool']}"
-                yield ElementTree.Element("testcase", classname=tried["variant"], name=name)
+            name = f"{case_id} under {tried['tool']}"
+            case = ElementTree.Element("testcase", classname=tried["variant"], name=name)
+            if outcome == "not run":
+                ElementTree.SubElement(case, "error", message=f"not run: {account.get('cut')}")
+            if outcome in ("clean", "not run"):
+                yield case
     for failure in account.get("failures", []):
         name = f"{failure['case']} under {failure['tool'] or 'no tool'}"
         case = ElementTree.Element("testcase", classname=failure["variant"], name=name)

@@ -12,13 +12,21 @@ from verify.cell.discovery import roster
 from verify.cell.process import Cell, Environment, ForkServer, InfrastructureError
 from verify.evidence import Finding, Outcome, Recorder, Verdict
 from verify.judging.findings import Ruling
-from verify.machine.cores import cores
 from verify.problem.case import Case
 from verify.problem.coverage import coverage_bins
-from verify.sanitizers.exceptions import Waiver
+from verify.sanitizers.course import Course
 from verify.sanitizers.failures import Failure, failures, finding, replay
 from verify.sanitizers.planted import PlantedFault, planted_problem
-from verify.sanitizers.session import Booth, Session, Subject, rehearse
+from verify.sanitizers.results import (
+    PlantedSession,
+    Rehearsed,
+    TriedSubject,
+    long_first,
+    merged,
+    parts,
+    whole,
+)
+from verify.sanitizers.session import NOT_RUN, Booth, Session, Subject, never_run, rehearse
 from verify.sanitizers.skew import race
 from verify.sanitizers.tool import SKEW
 
@@ -26,61 +34,14 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 GROUP = "sanitizer"
-MAX_WORKERS = 8
-
-
-@dataclass(frozen=True)
-class PlantedSession:
-    """A planted fault, and its session under one tool."""
-
-    fault: PlantedFault
-    session: Session
-
-    @property
-    def holds(self) -> bool:
-        return self.fault.holds(self.session.tool, self.session.judgement)
-
-    @property
-    def shown(self) -> bool:
-        """Whether a record shows the fault."""
-        return self.fault.shown_by(self.session.judgement) is not None
-
-
-@dataclass(frozen=True)
-class TriedSubject:
-    """A subject under one tool.
-
-    sessions: first one with all its cases, then one for each case if that was necessary.
-    outcomes: case id -> "clean", "faulty", "inconclusive" or "failed" (already in a plain cell).
-    failures: one for each record, inconclusive case or failed case.
-    """
-
-    subject: Subject
-    tool: str
-    sessions: tuple[Session, ...]
-    outcomes: dict[str, str]
-    failures: tuple[Failure, ...] = ()
-
-    @property
-    def outcome(self) -> str:
-        """The worst outcome of its cases."""
-        order = ("failed", "faulty", "inconclusive", "clean")
-        return min(self.outcomes.values(), key=order.index, default="inconclusive")
-
-    @property
-    def records(self) -> int:
-        return sum(session.judgement.total for session in self.sessions)
-
-    @property
-    def seconds(self) -> float:
-        return sum(session.seconds for session in self.sessions)
 
 
 @dataclass
 class Lane:
     """Runs sessions in parallel and records verdicts.
 
-    workers: sessions at the same time.  done: called after each session.
+    workers: processes at the same time.  done: called after each session.  planted, tried: results
+    so far.
     """
 
     booth: Booth
@@ -88,6 +49,9 @@ class Lane:
     tools: tuple[str, ...]
     workers: int
     done: Callable[[Session], None] = lambda session: None
+    course: Course = field(default_factory=Course)
+    planted: list[PlantedSession] = field(default_factory=list)
+    tried: list[TriedSubject] = field(default_factory=list)
     _free: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)
 
     def __post_init__(self) -> None:
@@ -99,63 +63,102 @@ class Lane:
     def plant(self, faults: tuple[PlantedFault, ...]) -> list[PlantedSession]:
         """Run every planted fault under its tools, and a spare copy that they miss with delays.
         Raises InfrastructureError if one cannot run."""
-        subjects = _planted_subjects(faults)
+        with self.course.process("builds", "loading the planted kernels"):
+            subjects = _planted_subjects(faults)
         with ThreadPoolExecutor(self.workers) as pool:
             futures = {
-                pool.submit(
-                    self._session, tool, subjects[fault.variant], f"planted-{fault.variant}"
-                ): fault
+                pool.submit(self._plant, tool, subjects[fault.variant], fault): fault
                 for fault, tool in _in_turn(faults, self.tools)
                 if fault.variant in subjects
             }
-            planted = [PlantedSession(fault, session) for fault, session in _results(futures)]
-            caught = {each.fault.variant for each in planted if each.shown}
+            for fault, session in _results(futures):
+                self.planted.append(PlantedSession(fault, session))
+            caught = {each.fault.variant for each in self.planted if each.shown}
             missed = {
-                pool.submit(self._session, SKEW, subjects[fault.variant], ""): fault
+                pool.submit(self._plant, SKEW, subjects[fault.variant], fault): fault
                 for fault in faults
                 if fault.spare and fault.variant in subjects and fault.variant not in caught
                 if fault.tried_under(self.tools)
             }
-            planted += [PlantedSession(fault, session) for fault, session in _results(missed)]
+            for fault, session in _results(missed):
+                self.planted.append(PlantedSession(fault, session))
         order = (*self.tools, SKEW)
-        return sorted(planted, key=lambda t: (faults.index(t.fault), order.index(t.session.tool)))
+        self.planted.sort(key=lambda t: (faults.index(t.fault), order.index(t.session.tool)))
+        return self.planted
+
+    def _plant(self, tool: str, subject: Subject, fault: PlantedFault) -> Session:
+        stage = "delays" if tool == SKEW and fault.spare else "copies" if fault.copy_of else ""
+        return self._session(tool, subject, f"planted-{fault.variant}", stage or "planted")
 
     # Kernels.
 
-    def try_all(self, subjects: Iterable[Subject], environment: Environment) -> list[TriedSubject]:
-        """Run each subject in a plain cell, then under every tool; results in their order."""
+    def rehearse(
+        self, subjects: Iterable[tuple[int, Subject]], environment: Environment
+    ) -> list[Rehearsed]:
+        """Run each numbered subject in a plain cell, which builds its kernels; results by
+        number."""
         fork_server = ForkServer(environment)
         try:
             with ThreadPoolExecutor(self.workers) as pool:
                 futures = {
-                    pool.submit(self._try, number, subject, fork_server): number
-                    for number, subject in enumerate(subjects)
+                    pool.submit(self._rehearse, part, fork_server): (number, part)
+                    for number, subject in subjects
+                    for part in parts(subject)
                 }
-                by_number = dict(_results(futures))
+                found = _results(futures)
         finally:
             fork_server.close()
-        return [tried for number in sorted(by_number) for tried in by_number[number]]
+        rehearsed = []
+        for number, subject in sorted(whole(futures.values()).items()):
+            mine = [result for (whose, _), result in found if whose == number]
+            failing = {id_: ruling for result, _ in mine for id_, ruling in result.items()}
+            failures = tuple(
+                self._failed(case, failing[case.id], subject)
+                for case in subject.cases
+                if case.id in failing
+            )
+            not_run = next((reason for _, reason in mine if reason), "")
+            rehearsed.append(Rehearsed(number, subject, failing, failures, not_run))
+        return rehearsed
 
-    def _try(self, number: int, subject: Subject, fork_server: ForkServer) -> list[TriedSubject]:
-        for case in subject.cases:
-            self.recorder.begin(case.id, "generate", case.variant)
-        cell = Cell(fork_server)
+    def _rehearse(self, subject: Subject, fork_server: ForkServer) -> tuple[dict[str, Ruling], str]:
+        """Case id -> ruling of those that fail; and why it was not run to its end, or ""."""
+        worker = self._free.get()
         try:
-            failing = rehearse(subject, cell)
+            if reason := self.course.over():
+                return {}, reason
+            with self.course.process("builds", f"a first run of {subject.declaration.ref}"):
+                for case in subject.cases:
+                    self.recorder.begin(case.id, "generate", case.variant)
+                cell = Cell(fork_server)
+                try:
+                    failing = rehearse(subject, cell)
+                except InfrastructureError:
+                    if reason := self.course.over():
+                        return {}, reason
+                    raise
+                finally:
+                    cell.close()
         finally:
-            cell.close()
-        failed = tuple(
-            self._failed(case, failing[case.id], subject)
-            for case in subject.cases
-            if case.id in failing
-        )
-        sane = replace(
-            subject, cases=tuple(case for case in subject.cases if case.id not in failing)
-        )
-        told = dict.fromkeys(self.tools[:1], failed)  # no tool has run: once is enough
-        return [
-            self._under(tool, f"{number}", subject, sane, told.get(tool, ())) for tool in self.tools
-        ]
+            self._free.put(worker)
+        reason = self.course.over()
+        return ({}, reason) if reason and failing else (failing, "")
+
+    def try_all(self, rehearsed: Sequence[Rehearsed]) -> list[TriedSubject]:
+        """Run each subject under every tool; results in their order."""
+        slow_tools_first = sorted(self.tools, key=lambda tool: tool != SKEW)
+        with ThreadPoolExecutor(self.workers) as pool:
+            futures = {
+                pool.submit(self._under, tool, f"{one.number}", part, one): (one.number, tool)
+                for tool in slow_tools_first
+                for one in sorted(rehearsed, key=lambda one: long_first(one.subject.declaration))
+                for part in (parts(one.sane) if tool == SKEW and one.sane.cases else [one.sane])
+            }
+            found: dict[tuple[int, str], TriedSubject] = {}
+            for key, tried in _results(futures, self.tried.append):
+                found[key] = merged(found[key], tried) if key in found else tried
+        self.tried = [found[one.number, tool] for one in rehearsed for tool in self.tools]
+        return self.tried
 
     def _failed(self, case: Case, ruling: Ruling, subject: Subject) -> Failure:
         """Record a case that fails without a tool."""
@@ -173,33 +176,38 @@ class Lane:
             replay=command,
         )
 
-    def _under(
-        self,
-        tool: str,
-        name: str,
-        subject: Subject,
-        sane: Subject,
-        failed: tuple[Failure, ...] = (),
-    ) -> TriedSubject:
-        outcomes = {case.id: "failed" for case in subject.cases}
+    def _under(self, tool: str, name: str, sane: Subject, rehearsed: Rehearsed) -> TriedSubject:
+        """Try those cases of a subject that ran without a tool, or a part of them."""
+        subject, failing = rehearsed.subject, rehearsed.failing
+        if rehearsed.not_run:
+            session = never_run(tool, subject, rehearsed.not_run)
+            outcomes = {case.id: NOT_RUN for case in subject.cases}
+            return TriedSubject(subject, tool, (session,), outcomes)
+        outcomes = {case.id: "failed" for case in subject.cases if case.id in failing}
+        # No tool has run where it failed: once is enough.
+        every = list(rehearsed.failures) if tool == self.tools[0] else []
         if not sane.cases:
-            return TriedSubject(subject, tool, (), outcomes, failed)
-        first = self._session(tool, sane, name)
+            return TriedSubject(subject, tool, (), outcomes, tuple(every))
+        name = name if sane.cases == rehearsed.sane.cases else f"{name}-{sane.cases[0].id}"
+        first = self._session(tool, sane, name, "variants")
         sessions = [first]
         of_case = {case.id: first for case in sane.cases}
-        if first.judgement.outcome != "clean" and len(sane.cases) > 1:
+        if _alone_tells_more(first, sane):
             # Run every case in a separate process, to find the case that causes the record.
             for position, case in enumerate(sane.cases):
-                sessions.append(self._session(tool, sane.alone(case), f"{name}-{position}"))
+                sessions.append(
+                    self._session(tool, sane.alone(case), f"{name}-{position}", "variants")
+                )
                 of_case[case.id] = sessions[-1]
             if first.judgement.outcome == "faulty" and all(
                 session.judgement.outcome == "clean" for session in of_case.values()
             ):
                 of_case[_first_unanswered(first, sane).id] = first
-        every = list(failed)
         for case in sane.cases:
             session = of_case[case.id]
             outcomes[case.id] = session.judgement.outcome
+            if session.judgement.outcome == NOT_RUN:
+                continue
             mine: tuple[Failure, ...] = ()
             if session.judgement.outcome != "clean":
                 shared = session is first and len(sane.cases) > 1
@@ -209,15 +217,22 @@ class Lane:
             self._record(subject, case, tool, finding(mine, session.judgement.total), seconds)
         return TriedSubject(subject, tool, tuple(sessions), outcomes, tuple(every))
 
-    def _session(self, tool: str, subject: Subject, name: str) -> Session:
-        number = self._free.get()
+    def _session(self, tool: str, subject: Subject, name: str, stage: str) -> Session:
+        worker = self._free.get()
         try:
-            if tool == SKEW:
-                session = race(self.booth.environment, subject)
-            else:
-                session = self.booth.sanitize(tool, subject, number, name)
+            if reason := self.course.over():
+                return never_run(tool, subject, reason)
+            with self.course.process(stage, f"{tool} on {subject.declaration.ref}"):
+                if tool == SKEW:
+                    session = race(self.booth.environment, subject)
+                else:
+                    session = self.booth.sanitize(tool, subject, worker, name)
         finally:
-            self._free.put(number)
+            self._free.put(worker)
+        if session.built:
+            self.course.took("builds", session.built)
+        if session.judgement.outcome != "clean" and (reason := self.course.over()):
+            session = session.not_run(f"{reason} while it was under way")
         self.done(session)
         return session
 
@@ -240,19 +255,6 @@ class Lane:
             finding=finding,
         )
         self.recorder.write(verdict)
-
-
-def worker_count(workers: str) -> int:
-    """The number of parallel processes: "auto" is one per two cores, at most MAX_WORKERS."""
-    if workers != "auto":
-        return max(1, int(workers))
-    return max(1, min(MAX_WORKERS, cores() // 2))
-
-
-def unused(waivers: Sequence[Waiver], tried: Sequence[TriedSubject]) -> list[Waiver]:
-    """Waivers that covered no record of the run."""
-    used = {waiver for t in tried for session in t.sessions for waiver in session.judgement.waived}
-    return [waiver for waiver in waivers if waiver not in used]
 
 
 def _in_turn(
@@ -294,18 +296,31 @@ def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:
     return subjects
 
 
+def _alone_tells_more(first: Session, subject: Subject) -> bool:
+    """Whether every case of an unclean process is run again alone.  After a hang none is: it is
+    known where, and every further one would take a deadline."""
+    unclean = first.judgement.outcome not in ("clean", NOT_RUN)
+    return unclean and len(subject.cases) > 1 and first.hang is None
+
+
 def _first_unanswered(session: Session, subject: Subject) -> Case:
     """The first case without a good reply, or else the last case."""
     answered = {result.case for result in session.facts.results if result.status == "ok"}
     return next((case for case in subject.cases if case.id not in answered), subject.cases[-1])
 
 
-def _results(futures: dict[Future[R], K]) -> list[tuple[K, R]]:
-    """The futures' results, in no fixed order.  If one raises, those that have not begun are
-    cancelled."""
+def _results(
+    futures: dict[Future[R], K], each: Callable[[R], object] = lambda result: None
+) -> list[tuple[K, R]]:
+    """The futures' results, in no fixed order; `each` gets one as soon as it is there.  If one
+    raises, those that have not begun are cancelled."""
+    results = []
     try:
-        return [(futures[future], future.result()) for future in as_completed(futures)]
+        for future in as_completed(futures):
+            each(future.result())
+            results.append((futures[future], future.result()))
     except BaseException:
         for future in futures:
             future.cancel()
         raise
+    return results

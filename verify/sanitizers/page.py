@@ -40,6 +40,7 @@ def markdown(account: Account) -> str:
 def run(account: Account) -> tuple[doc.Inline, ...]:
     """When it ran, how long, and how much of the collection."""
     part = "" if account["whole"] else "; only a part of the collection"
+    part += f"; it ended early: {cut}" if (cut := account.get("cut")) else ""
     return "run ", doc.Span(account["run"], "code"), f", {text.seconds(account['seconds'])}{part}."
 
 
@@ -56,6 +57,8 @@ def _sections(account: Account) -> Iterator[doc.Section]:
     yield doc.Section("Findings", "findings", findings(account) or (doc.Paragraph("None."),))
     if account["not_run"]:
         yield doc.Section("Not run", "not-run", not_run(account))
+    if taken := stages(account):
+        yield doc.Section("Time", "time", taken)
 
 
 def kernels(tried: Sequence[Tried], sources: Mapping[str, str] | None = None) -> doc.Table:
@@ -101,7 +104,8 @@ def copies(account: Account) -> tuple[doc.Block, ...]:
     for one in account["planted"]:
         if one.get("copy_of"):
             caught = found.setdefault((one["variant"], one["about"]), [])
-            caught += [one["tool"]] * (one["record"] is not None)
+            hangs = " (it hangs)" if one.get("hangs") else ""
+            caught += [one["tool"] + hangs] * (one["record"] is not None or bool(hangs))
     rows = tuple(
         (
             doc.Span(variant, "strong"),
@@ -173,3 +177,13 @@ def _said(failure: Failed) -> str:
 def not_run(account: Account) -> tuple[doc.Block, ...]:
     """Variants that were not tried, by reason."""
     return doc.left_out((left["variant"], left["reason"]) for left in account["not_run"])
+
+
+def stages(account: Account) -> tuple[doc.Block, ...]:
+    """How long each stage took."""
+    rows: list[doc.Row] = []
+    for name, stage in account.get("stages", {}).items():
+        numbers = (stage["begun"], stage["ended"], stage["processes"], stage["busy"])
+        rows.append((name, *(doc.Number(number, f"{number:.0f}") for number in numbers)))
+    columns = ("stage", "from (s)", "to (s)", "processes", "seconds of all")
+    return (doc.Table(columns, tuple(rows)),) if rows else ()

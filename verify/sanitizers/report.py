@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,10 +21,11 @@ from verify.sanitizers.account import (
     Planted,
     Shown,
 )
+from verify.sanitizers.course import Stage
 from verify.sanitizers.exceptions import Waiver
 from verify.sanitizers.failures import Failure
-from verify.sanitizers.lane import PlantedSession, TriedSubject
 from verify.sanitizers.records import Record
+from verify.sanitizers.results import PlantedSession, TriedSubject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class LaneRun:
     """What a run of the sanitizers did.
 
     whole: no option left anything out.  not_run: (variant, reason).  dead: unused waivers.
+    cut: why it ended early, or "".  workers: processes at the same time.  stages: by name.
     """
 
     run: str
@@ -44,6 +47,9 @@ class LaneRun:
     waivers: tuple[Waiver, ...] = ()
     dead: tuple[Waiver, ...] = ()
     seconds: float = 0.0
+    cut: str = ""
+    workers: int = 0
+    stages: Mapping[str, Stage] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:
@@ -78,6 +84,9 @@ def told(run: LaneRun) -> Account:
         "failures": [_failure(failure) for tried in run.tried for failure in tried.failures],
         "not_run": [{"variant": variant, "reason": reason} for variant, reason in run.not_run],
         "waivers": [_waiver(waiver, waiver in run.dead) for waiver in run.waivers],
+        "cut": run.cut,
+        "workers": run.workers,
+        "stages": {name: _stage(stage) for name, stage in sorted(run.stages.items())},
     }
 
 
@@ -93,7 +102,10 @@ def write(run: LaneRun, folder: Path) -> list[Path]:
         "sanitizer.md": page.markdown(data),
     }
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        # Whole, so that one who ends the run while it writes leaves the file before.
+        part = folder / f".{name}.part"
+        part.write_text(text, encoding="utf-8")
+        part.replace(folder / name)
     return [folder / name for name in texts]
 
 
@@ -123,6 +135,16 @@ def _planted(planted: PlantedSession) -> Planted:
         "blind": fault.blind(session.tool),
         "copy_of": fault.copy_of,
         "spare": fault.spare,
+        "hangs": planted.hangs,
+    }
+
+
+def _stage(stage: Stage) -> account.Stage:
+    return {
+        "begun": round(stage.begun, 1),
+        "ended": round(stage.ended, 1),
+        "processes": stage.processes,
+        "busy": round(stage.busy, 1),
     }
 
 

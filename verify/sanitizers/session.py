@@ -20,7 +20,10 @@ from verify.sanitizers.facts import CaseResult, Facts, Judgement, collect, judge
 from verify.sanitizers.tool import LEDGER, OUTPUT, Sanitizer
 from verify.variant import Config, Declaration
 
-_SLOWER = 5.0  # what a request may take, relative to a plain cell
+# Seconds for one run of a kernel under a tool.  Builds do not count (`verify.sanitizers.building`),
+# and the runs of problems of this size take a few seconds at most.
+DEADLINE = 45.0
+NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,29 @@ class Session:
     judgement: Judgement
     seconds: float
     facts: Facts = field(repr=False)
+    built: float = 0.0  # seconds in which it compiled
+
+    @property
+    def hang(self) -> CaseResult | None:
+        """The result of the case at which it did not answer."""
+        return next((one for one in self.facts.results if one.status == "hang"), None)
+
+    def not_run(self, reason: str) -> Session:
+        """The same, as one that proves nothing because it was not run to its end."""
+        return replace(self, judgement=Judgement(NOT_RUN, (f"not run: {reason}",)))
+
+
+def never_run(tool: str, subject: Subject, reason: str) -> Session:
+    """A session that was not begun."""
+    facts = Facts(
+        tool=tool,
+        exit_code=None,
+        summary=None,
+        records=None,
+        results=(),
+        expected_cases=len(subject.cases),
+    )
+    return Session(tool, subject, Judgement(NOT_RUN), 0.0, facts).not_run(reason)
 
 
 @dataclass
@@ -79,7 +105,9 @@ class Booth:
             for case in subject.cases:
                 results.append(_run_case(case, subject, cell, arena)[0])
         except Ended:
-            pass  # the tool can end the process at its first error; the number of results shows it
+            # The tool can end the process at its first error; the number of results shows it.
+            if cell.hung:
+                results.append(CaseResult(case.id, "hang", f"hangs: {cell.hung}"))
         except InfrastructureError as error:
             doubt = str(error)
         finally:
@@ -95,7 +123,8 @@ class Booth:
         if doubt:
             facts = replace(facts, doubts=(f"{doubt}: {output[-500:]}", *facts.doubts))
         valid = [w for w in self.waivers if w.version == self.sanitizer.version]
-        return Session(tool, subject, judge(facts, valid), time.perf_counter() - begun, facts)
+        seconds = time.perf_counter() - begun
+        return Session(tool, subject, judge(facts, valid), seconds, facts, cell.built)
 
     @property
     def counted(self) -> bool:
@@ -104,26 +133,42 @@ class Booth:
 
 
 def _sanitized(environment: Environment, folder: Path) -> Environment:
-    """Without torch's cache of allocations, with longer deadlines, and with a ledger."""
+    """Without torch's cache of allocations, with this lane's deadline, and with a ledger."""
     variables = (
         *environment.variables,
         ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
         (ledger.VARIABLE, str(folder / LEDGER)),
     )
-    return replace(environment, variables=variables, patience=environment.patience * _SLOWER)
+    return replace(environment, variables=variables, patience=DEADLINE)
 
 
 def rehearse(subject: Subject, cell: Cell) -> dict[str, Ruling]:
     """Run a subject's cases in a plain cell, which also fills the compilers' caches.
 
-    Returns case id -> ruling for the cases that fail.
+    Returns case id -> ruling for the cases that fail.  Once the kernel hangs, the other cases fail
+    with that.
     """
     arena = Arena()
+    failing: dict[str, Ruling] = {}
+    hang: Ruling | None = None
     try:
-        rulings = {case.id: _run_case(case, subject, cell, arena)[1] for case in subject.cases}
+        for case in subject.cases:
+            if hang is None:
+                result, ruling = _run_case(case, subject, cell, arena)
+                hang = _after(ruling, case) if result.status == "hang" else None
+            else:
+                ruling = hang
+            if ruling.finding is not None:
+                failing[case.id] = ruling
     finally:
         arena.close()
-    return {id_: ruling for id_, ruling in rulings.items() if ruling.finding is not None}
+    return failing
+
+
+def _after(ruling: Ruling, case: Case) -> Ruling:
+    """The ruling of the cases after one that hangs."""
+    assert ruling.finding is not None
+    return Ruling(replace(ruling.finding, message=f"not run: the kernel hangs at {case.id}"))
 
 
 def _run_case(case: Case, subject: Subject, cell: Cell, arena: Arena) -> tuple[CaseResult, Ruling]:

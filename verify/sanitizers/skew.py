@@ -36,7 +36,7 @@ PROGRAM = "verify.sanitizers.delays"
 NOT_DELAYED = "no barrier of it is known here: only repeats and streams were tried"
 NOT_COMPARED = "declared not deterministic: bits were not compared"
 _LARGEST = 32 << 20  # bytes of one run's buffers, for launches at the same time
-_PATIENCE = 3.0
+DEADLINE = 30.0  # seconds for one run; builds do not count, and delays are of microseconds
 
 Outputs = Mapping[str, Tensor]
 
@@ -51,6 +51,7 @@ class _Race:
     results: list[CaseResult] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     delayed: int = 0
+    built: float = 0.0
 
     @property
     def entry(self) -> str:
@@ -65,22 +66,25 @@ class _Race:
 
     def run(self, environment: Environment) -> None:
         """Run every case, in one process."""
-        cell = ToolCell(
-            replace(environment, patience=environment.patience * _PATIENCE), (), PROGRAM
-        )
+        cell = ToolCell(replace(environment, patience=DEADLINE), (), PROGRAM)
         arena = Arena()
         try:
             for case in self.subject.cases:
                 record = self._case(case, cell, arena)
                 self.records += [] if record is None else [record]
         except Ended:
-            self.doubts.append("the process ended before its last case")
+            if cell.hung:
+                self.results.append(CaseResult(case.id, "hang", f"hangs: {cell.hung}"))
+                self.records.append(_record("Run", f"with delays it hangs: {cell.hung}"))
+            else:
+                self.doubts.append("the process ended before its last case")
         except InfrastructureError as error:
             self.doubts.append(f"{error}: {cell.output[-500:]}")
         finally:
             cell.finish()
             cell.close()
             arena.close()
+            self.built = cell.built
 
     def _case(self, case: Case, cell: Cell, arena: Arena) -> Record | None:
         """What is wrong with a case."""
@@ -133,7 +137,8 @@ def race(environment: Environment, subject: Subject, seeds: Sequence[int] = SEED
         expected_cases=len(subject.cases),
         doubts=tuple(runs.doubts),
     )
-    return Session(SKEW, subject, runs.judgement, time.perf_counter() - begun, facts)
+    seconds = time.perf_counter() - begun
+    return Session(SKEW, subject, runs.judgement, seconds, facts, runs.built)
 
 
 def _runs(

@@ -7,6 +7,7 @@ names.  Whoever documents a new command, or a new option of one, runs it in a te
 from __future__ import annotations
 
 import ast
+import math
 import re
 import runpy
 import shlex
@@ -129,6 +130,7 @@ RUNS = {
     "verify sanitize --require": of(*SANITIZE, '"--require"'),
     "verify sanitize --case": of(*SANITIZE, '"--case"'),
     "verify sanitize --planted-only": of(*SANITIZE, '"--planted-only"'),
+    "verify sanitize --time": of(*SANITIZE, '"--time"'),
     "verify sanitize --tool": of(*SANITIZE, '"--tool"'),
     "verify probe": of(
         "test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'
@@ -293,11 +295,13 @@ def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPa
     verify(monkeypatch, "sanitize", "--case", case)
     verify(monkeypatch, "sanitize", "--planted-only")
     verify(monkeypatch, "sanitize", "--tool", "skew")
+    verify(monkeypatch, "sanitize", "--time", "480")
     given = [(request.quick, request.planted_only, request.require) for request in asked]
     nothing = (False, False, False)
-    assert given == [(True, False, True), nothing, (False, True, False), nothing]
-    assert [request.case for request in asked] == [None, Case.parse(case), None, None]
-    assert asked[-1].tools == ("skew",)
+    assert given == [(True, False, True), nothing, (False, True, False), nothing, nothing]
+    assert [request.case for request in asked] == [None, Case.parse(case), None, None, None]
+    assert asked[-2].tools == ("skew",)
+    assert [request.time for request in asked] == [math.inf] * 4 + [480.0]
 
 
 def test_run_is_told_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

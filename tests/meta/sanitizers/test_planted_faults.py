@@ -129,11 +129,12 @@ def test_every_planted_kernel_begins_once_before_any_begins_again(
 
         def sanitize(self, tool: str, subject: object, lane: int, name: str) -> object:
             begun.append((name.removeprefix("planted-"), tool))
-            return SimpleNamespace(tool=tool, judgement=Judgement("clean"))
+            return SimpleNamespace(tool=tool, judgement=Judgement("clean"), built=0.0, hang=None)
 
-    race = SimpleNamespace(tool=SKEW, judgement=Judgement("clean"))
+    race = SimpleNamespace(tool=SKEW, judgement=Judgement("clean"), built=0.0, hang=None)
+    subject = SimpleNamespace(declaration=SimpleNamespace(ref="planted"))
     monkeypatch.setattr(lane, "race", lambda environment, subject: race)
-    monkeypatch.setattr(lane, "_planted_subjects", lambda faults: dict.fromkeys(BY_NAME))
+    monkeypatch.setattr(lane, "_planted_subjects", lambda faults: dict.fromkeys(BY_NAME, subject))
     with Recorder(tmp_path) as recorder:
         lane.Lane(cast(Any, Booth()), recorder, TOOLS, 1).plant(FAULTS)
     wanted = {(name, tool) for name, fault in BY_NAME.items() for tool in fault.tried_under(TOOLS)}

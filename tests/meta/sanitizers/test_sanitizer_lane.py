@@ -15,19 +15,22 @@ from verify.cell.arena import Arena, plan
 from verify.cell.isolated_buffers import IsolatedBuffers
 from verify.cell.process import PLAIN_CPU
 from verify.evidence import Recorder, load
+from verify.machine.cores import cores
 from verify.machine.settings import COMPUTE_SANITIZER
 from verify.problem import Layout, Problem
 from verify.problem.case import Case
 from verify.problem.coverage import coverage_bins
 from verify.sanitizers import exports, page
+from verify.sanitizers.course import worker_count
 from verify.sanitizers.facts import CaseResult, Facts, Judgement
-from verify.sanitizers.lane import Lane, worker_count
+from verify.sanitizers.lane import Lane
 from verify.sanitizers.planted import (
     FAULTS,
     PlantedFault,
 )
 from verify.sanitizers.records import Record
 from verify.sanitizers.report import LaneRun, told
+from verify.sanitizers.results import Rehearsed
 from verify.sanitizers.selection import MAX_PROBLEMS, deep, select
 from verify.sanitizers.session import Booth, Session, Subject
 from verify.sanitizers.tool import SHARED_SPACE, TOOLS, Sanitizer, find
@@ -176,7 +179,7 @@ def test_a_newer_tool_looks_at_shared_memory_and_must_catch_its_fault(tmp_path: 
 
 def test_workers_are_at_least_one() -> None:
     assert (worker_count("0"), worker_count("5")) == (1, 5)
-    assert 1 <= worker_count("auto") <= 8
+    assert 1 <= worker_count("auto") <= cores()
 
 
 # Problems.
@@ -325,7 +328,7 @@ def test_a_record_is_held_against_the_case_that_shows_it(
 ) -> None:
     with Recorder(tmp_path) as recorder:
         lane = Lane(cast(Booth, Oracle(outcomes)), recorder, ("memcheck",), 1)
-        tried = lane._under("memcheck", "0", SUBJECT, SUBJECT)
+        tried = lane._under("memcheck", "0", SUBJECT, Rehearsed(0, SUBJECT, {}))
     assert [tried.outcomes[case.id] for case in CASES] == expected
     assert len(tried.sessions) == processes
     verdicts = {verdict.case: verdict for verdict in load(tmp_path).verdicts}

@@ -10,7 +10,6 @@ import pytest
 
 from verify.sanitizers.exceptions import Waiver
 from verify.sanitizers.facts import CaseResult, Facts, collect, judge
-from verify.sanitizers.lane import unused
 from verify.sanitizers.records import (
     NotUnderstood,
     Record,
@@ -19,6 +18,7 @@ from verify.sanitizers.records import (
     read_records,
     read_summary,
 )
+from verify.sanitizers.results import unused
 from verify.sanitizers.tool import ERROR_EXIT, PRINT_LIMIT
 
 # What the tool writes.

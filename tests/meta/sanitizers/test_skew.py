@@ -13,6 +13,7 @@ from tests.harness.kernel_files import Writer
 from verify.cell.arena import Arena
 from verify.cell.discovery import roster
 from verify.cell.process import PLAIN_CPU, Cell, Environment, ForkServer, Reply
+from verify.cell.under_tool import Ended
 from verify.cuda import compile as cuda
 from verify.cuda.compile import Source
 from verify.problem import Problem
@@ -100,6 +101,8 @@ def race(
     def run(body: str, delayed: int = 1, **contract: bool) -> Session:
         class Process(Cell):
             output = ""
+            hung = ""
+            built = 0.0
 
             def __init__(self, environment: Environment, prefix: object, program: str) -> None:
                 super().__init__(fork_server)
@@ -159,3 +162,17 @@ def test_the_program_serves_with_delays(write: Writer) -> None:
     environment = replace(PLAIN_CPU, variables=(("CUDA_VISIBLE_DEVICES", ""),))
     session = skew.race(environment, Subject(declaration, config, "float32", (case,)), (1,))
     assert session.judgement == skew.Judgement("clean", (skew.NOT_DELAYED,))
+
+
+def test_a_hang_with_delays_is_a_record(
+    race: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(self: object, case: object, cell: Any, arena: object) -> None:
+        cell.hung = "no answer within 30 s; killed"
+        raise Ended
+
+    monkeypatch.setattr(skew._Race, "_case", ends)
+    session = race(RIGHT)
+    (record,) = session.judgement.records
+    assert record.text == "with delays it hangs: no answer within 30 s; killed"
+    assert session.hang is not None

@@ -1,0 +1,38 @@
+"""Building: a program under a tool tells that it compiles, so that its deadline does not run.
+
+NVRTC compiles inside the program, where no compiler's process shows it; a CuTe kernel takes a
+minute on a busy machine.  The program changes its name meanwhile (`verify.cell.under_tool.BUILDS`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from verify.cell.under_tool import BUILDS
+from verify.variant import Binary
+
+_OWN_NAME = Path("/proc/self/comm")
+
+
+def watch() -> None:
+    """Tell of every compilation from now on.  Call it before kernel files are loaded."""
+    from verify.cuda import compile as cuda
+
+    compile_source: Callable[..., Binary] = cuda.compile_source
+
+    def told(*source: object) -> Binary:
+        name = _OWN_NAME.read_text(encoding="utf-8").strip() if _OWN_NAME.exists() else ""
+        _call_itself(BUILDS)
+        try:
+            return compile_source(*source)
+        finally:
+            _call_itself(name)
+
+    cuda.compile_source = told  # type: ignore[assignment]
+
+
+def _call_itself(name: str) -> None:
+    with contextlib.suppress(OSError):
+        _OWN_NAME.write_text(name, encoding="utf-8")
