@@ -17,7 +17,7 @@ from verify.cell.arena import slots_from
 from verify.cell.child import KernelProcess, serve_at
 from verify.cell.isolated_buffers import IsolatedBuffers
 from verify.cell.launching import launch
-from verify.sanitizers import building, ledger
+from verify.sanitizers import building, ledger, scratch
 
 
 class IsolatedKernelProcess(KernelProcess):
@@ -25,6 +25,7 @@ class IsolatedKernelProcess(KernelProcess):
 
     def _run(self, message: dict[str, Any]) -> dict[str, Any]:
         ledger.begin_run()
+        scratch.fill()
         variant = self.variants[message["variant"]]
         device = message["device"]
         buffers = IsolatedBuffers(slots_from(message["slots"]), self.host, device)
