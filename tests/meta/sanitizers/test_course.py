@@ -1,8 +1,4 @@
-"""The course of a run: kernels that hang, builds that take long, a run that ends early.
-
-A fake tool starts the program like the real one, waits for its end and writes that nothing was
-found.
-"""
+"""The course of a run: kernels that hang, builds that take long, a run that ends early."""
 
 from __future__ import annotations
 
@@ -22,6 +18,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.harness.fake_sanitizer import fake_tool
 from verify.cell import under_tool
 from verify.cell.discovery import roster
 from verify.cell.process import PLAIN_CPU, ROOT
@@ -37,21 +34,6 @@ from verify.sanitizers.results import PlantedSession, Rehearsed
 from verify.sanitizers.session import NOT_RUN, Booth, Session, Subject, never_run
 from verify.sanitizers.tool import Sanitizer
 
-TOOL = """
-import os, subprocess, sys
-
-words, options = sys.argv[1:], {}
-if words == ["--version"]:
-    sys.exit(print("Version 2025.3.1.0"))
-while words[0].startswith("--"):
-    name = words.pop(0)
-    options[name] = "" if name == "--xml" else words.pop(0)
-code = subprocess.run(words, env=os.environ | {"UNDER_TOOL": "1"}).returncode
-open(options["--save"], "w").write("<ComputeSanitizerOutput></ComputeSanitizerOutput>")
-log = "========= COMPUTE-SANITIZER\\n========= ERROR SUMMARY: 0 errors\\n"
-open(options["--log-file"], "w").write(log)
-sys.exit(code)
-"""
 KERNEL = """
 import os, time
 from pathlib import Path
@@ -86,11 +68,8 @@ VARIANTS = [
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The fake tool; kernels leave notes in the folder `notes` beside it."""
-    path = tmp_path / "tools" / "compute-sanitizer"
-    path.parent.mkdir()
+    path = fake_tool(tmp_path / "tools")
     (path.parent / "notes").mkdir()
-    path.write_text(f"#!{sys.executable}\n{TOOL}", encoding="utf-8")
-    path.chmod(0o755)
     monkeypatch.setenv("NOTES", str(path.parent / "notes"))
     return path
 
