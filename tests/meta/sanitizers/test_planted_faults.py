@@ -83,6 +83,7 @@ OPCODES = {
     "planted-missing-mbarrier-wait": (r"SYNCS\.ARRIVE", 1),
     "planted-divergent-barrier": (r"@!?P\d BAR\.SYNC", 1),
     "planted-unwritten-shared": (r"LDS", 1),
+    "planted-dirty-workspace": (r"FMUL.* 0\.5", 1),
     "planted-correct": (r"(?<!P\d )BAR\.SYNC", 1),
 }
 
