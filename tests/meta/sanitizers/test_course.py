@@ -171,6 +171,9 @@ def test_what_did_not_fit_is_not_run_and_never_clean(
     text = page.markdown(data)
     assert "it ended early: the time of 0 s was over" in text
     assert "2 of 2 not run" in text
+    copy = PlantedSession(replace(fault, copy_of="kernel", spare=True), unrun)
+    assert "| **fill** | f | **not run** |" in page.markdown(told(lane_run(planted=(copy,))))
+    assert "was not run: this known-bad copy" in exports.junit(told(lane_run(planted=(copy,))))
     suite = ElementTree.fromstring(exports.junit(data).partition("\n")[2])
     assert len(suite.findall("testcase/error")) == 2
     (sarif,) = exports.sarif(data)["runs"]
