@@ -25,6 +25,7 @@ from verify import bundle
 from verify.cell.descendants import descendants
 from verify.cell.process import Cell, Environment, ForkServer, InfrastructureError
 from verify.cell.untrusted_text import visible
+from verify.machine import settings
 
 _START_TIMEOUT = 180.0  # seconds to import torch under the tool on a busy machine
 _GRACE = 90.0  # seconds for the tool to write its records after the program's end
@@ -148,7 +149,8 @@ class ToolCell(Cell):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         self._end_process(_HANGING)
-        self.hung = f"no answer within {self.environment.patience:g} s; killed"
+        patience = settings.seconds("VERIFY_DEADLINE", self.environment.patience)
+        self.hung = f"no answer within {patience:g} s; killed"
 
     def _compiles(self) -> bool:
         before, self._asked = self._asked, time.monotonic()
