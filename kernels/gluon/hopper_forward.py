@@ -1,4 +1,7 @@
-"""FlashAttention-2 forward with log-sum-exp on Hopper's own units, in Gluon."""
+"""FlashAttention-2 forward with log-sum-exp on Hopper's own units, in Gluon.
+
+S of the next block goes on in the tensor cores during the softmax of this one (docs/gluon.md).
+"""
 
 import math
 from dataclasses import replace
@@ -17,11 +20,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.gluon.ring import await_tile, close_ring, fetch, meet, open_ring
+from kernels.gluon.ring import await_tile, close_ring, fetch, hide, meet, nth_block, open_ring
 from kernels.masks import mask_build, mask_tables
 from kernels.triton.common import LOG2_E, Blocks, Launch, counts
 from kernels.triton.compile import arguments, binary, compilable, meta
-from kernels.triton.tiles import block_at, blocks_of, key_walk, own_tile, seen_keys
+from kernels.triton.tiles import blocks_of, key_walk, own_tile, seen_keys
 from verify.variant import (
     AttentionArgs,
     Binary,
@@ -46,24 +49,32 @@ BUCKETS = (64, 128, 256)  # no narrower: a row of a swizzled tile has 128 bytes
 
 
 @gluon.jit
-def nth_block(walk, t):
-    """The number of the t-th block of a walk: those inside come first, then those at the edges."""
-    inner = blocks_of(walk, 0)
-    return gl.where(t < inner, block_at(walk, t, 0), block_at(walk, t - inner, 1))
+def scores(
+    s,
+    scale_log2,
+    walk,
+    t,
+    low,
+    high,
+    BLOCK_N: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    """S of the t-th block in base 2, with -inf where a row does not see a key: at the edges."""
+    x = s * scale_log2
+    if t >= blocks_of(walk, 0):
+        key = nth_block(walk, t) * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
+        seen = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
+        x = gl.where(seen, x, float("-inf"))
+    return x
 
 
 @gluon.jit
-def hide(v_tile, key_first, first, last, LAYOUT: gl.constexpr):
-    """Overwrite the values of a tile that no row of the program sees with zeros: whatever lies
-    there, NaN included, cannot enter P V as 0 * NaN."""
-    keys: gl.constexpr = v_tile.shape[0]
-    if (key_first < first) | (key_first + keys > last):
-        key = key_first + gl.arange(0, keys, gl.SliceLayout(1, LAYOUT))
-        seen = (key >= first) & (key < last)
-        values = v_tile.load(LAYOUT)
-        v_tile.store(gl.where(seen[:, None], values, gl.zeros_like(values)))
-        fence_async_shared()  # wgmma and the copy engine come after these stores
-        meet()
+def lifted(x, m):
+    """The maximum with one more block, what exponents subtract, and what shrinks O and the sum."""
+    m_new = gl.maximum(m, gl.max(x, 1))
+    # While a row has seen no key, m is -inf: subtract 0 instead, since -inf - -inf is NaN.
+    shift = gl.where(m_new == float("-inf"), 0.0, m_new)
+    return m_new, shift, gl.exp2(m - shift)
 
 
 def _hopper_forward(  # noqa: PLR0915, PLR0917
@@ -139,49 +150,54 @@ def _hopper_forward(  # noqa: PLR0915, PLR0917
         row_kv = nth_block(walk, stage) * BLOCK_N
         fetch(k, batch32, head_kv, row_kv, k_here.index(stage), k_ring.index(stage), stage < total)
         fetch(v, batch32, head_kv, row_kv, v_here.index(stage), v_ring.index(stage), stage < total)
-    mbarrier.wait(q_here.index(0), 0, pred=total > 0)
 
     m = gl.full([BLOCK_M], float("-inf"), gl.float32, S_ROWS)
     l = gl.zeros([BLOCK_M], gl.float32, S_ROWS)  # noqa: E741 - the paper's name
     acc = gl.zeros([BLOCK_M, BLOCK_D], gl.float32, O_LAYOUT)
     nothing = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, S_LAYOUT)
-    for EDGE in gl.static_range(2):
-        for i in range(blocks_of(walk, EDGE)):
-            t = i + EDGE * blocks_of(walk, 0)
-            key_first = nth_block(walk, t) * BLOCK_N
-            more = t + STAGES < total
-            row_kv = nth_block(walk, t + STAGES) * BLOCK_N
+    if total > 0:
+        mbarrier.wait(q_here.index(0), 0)
+        slot = await_tile(k_here, 0, STAGES)
+        k_tile = k_ring.index(slot)
+        s = warpgroup_mma(q_tile, k_tile.permute((1, 0)), nothing, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=(s,))
+        meet()  # every warp has read the first tile of K
+        row_kv = nth_block(walk, STAGES) * BLOCK_N
+        fetch(k, batch32, head_kv, row_kv, k_here.index(slot), k_tile, total > STAGES)
+        x = scores(s, scale_log2, walk, 0, low, high, BLOCK_N, S_LAYOUT)
 
+        for t in range(1, total):
+            m, shift, alpha = lifted(x, m)
             slot = await_tile(k_here, t, STAGES)
             k_tile = k_ring.index(slot)
             s = warpgroup_mma(q_tile, k_tile.permute((1, 0)), nothing, use_acc=False, is_async=True)
-            s = warpgroup_mma_wait(0, deps=(s,))
-            meet()  # every warp has read the tile of K
-            fetch(k, batch32, head_kv, row_kv, k_here.index(slot), k_tile, more)
-
-            x = s * scale_log2
-            if EDGE == 1:
-                key = key_first + gl.arange(0, BLOCK_N, gl.SliceLayout(0, S_LAYOUT))
-                seen = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
-                x = gl.where(seen, x, float("-inf"))
-            m_new = gl.maximum(m, gl.max(x, 1))
-            # While a row has seen no key, m is -inf: subtract 0 instead, since -inf - -inf is NaN.
-            shift = gl.where(m_new == float("-inf"), 0.0, m_new)
             p = gl.exp2(x - shift[:, None])
-            alpha = gl.exp2(m - shift)
             l = l * alpha + gl.sum(p, 1)  # noqa: E741
-            m = m_new
             acc = acc * gl.convert_layout(alpha, O_ROWS)[:, None]
             p_tile = gl.convert_layout(p.to(DTYPE), P_LAYOUT)
-
-            await_tile(v_here, t, STAGES)
-            v_tile = v_ring.index(slot)
-            if EDGE == 1:
-                hide(v_tile, key_first, first, last, ROW_LAYOUT)
+            last_slot = await_tile(v_here, t - 1, STAGES)
+            v_tile = v_ring.index(last_slot)
+            hide(v_tile, nth_block(walk, t - 1) * BLOCK_N, first, last, ROW_LAYOUT)
             acc = warpgroup_mma(p_tile, v_tile, acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=(acc,))
-            meet()  # every warp has read the tile of V
-            fetch(v, batch32, head_kv, row_kv, v_here.index(slot), v_tile, more)
+            s, acc = warpgroup_mma_wait(0, deps=(s, acc))
+            meet()  # every warp has read both tiles
+            row_kv = nth_block(walk, t + STAGES) * BLOCK_N
+            fetch(k, batch32, head_kv, row_kv, k_here.index(slot), k_tile, t + STAGES < total)
+            row_kv = nth_block(walk, t - 1 + STAGES) * BLOCK_N
+            more = t - 1 + STAGES < total
+            fetch(v, batch32, head_kv, row_kv, v_here.index(last_slot), v_tile, more)
+            x = scores(s, scale_log2, walk, t, low, high, BLOCK_N, S_LAYOUT)
+
+        m, shift, alpha = lifted(x, m)
+        p = gl.exp2(x - shift[:, None])
+        l = l * alpha + gl.sum(p, 1)  # noqa: E741
+        acc = acc * gl.convert_layout(alpha, O_ROWS)[:, None]
+        p_tile = gl.convert_layout(p.to(DTYPE), P_LAYOUT)
+        v_tile = v_ring.index(await_tile(v_here, total - 1, STAGES))
+        hide(v_tile, nth_block(walk, total - 1) * BLOCK_N, first, last, ROW_LAYOUT)
+        acc = warpgroup_mma(p_tile, v_tile, acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        meet()  # no warp waits at a barrier any more
 
     close_ring(q_here, 1)
     close_ring(k_here, STAGES)
@@ -305,15 +321,24 @@ _BUILDS = (
     (0, "bfloat16", 64, "full"),
     (0, "float16", 64, "interval"),
     (0, "float16", 256, "causal"),
-    (1, "bfloat16", 128, "window"),
-    (1, "float16", 128, "interval"),
-    (1, "float16", 64, "causal"),
-    (1, "bfloat16", 256, "full"),
-    (1, "float16", 256, "window"),
+    (1, "bfloat16", 128, "causal"),
+    (1, "float16", 256, "full"),
+    (2, "bfloat16", 128, "window"),
+    (2, "float16", 128, "interval"),
+    (2, "float16", 64, "causal"),
+    (2, "bfloat16", 256, "full"),
+    (2, "float16", 256, "window"),
 )
 
-# Bytes per thread, with Triton 3.6 and 3.7: S and O of 64 rows take 192 registers of 255.
-_SPILL_BUDGETS = {"m128n128w8s2, float16, d 256, causal": 320}
+# Bytes per thread, with Triton 3.6 and 3.7: S of two blocks and O are held at the same time, of 255
+# registers 192 at D = 128 (what is spilled there belongs to the edges) and 256 at D = 256.
+_SPILL_BUDGETS = {
+    "m128n128w8s2, float16, d 128, full": 128,
+    "m128n128w8s2, bfloat16, d 128, causal": 128,
+    "m128n128w8s2, float16, d 256, causal": 1408,
+    "m64n64w4s3, bfloat16, d 256, full": 352,
+    "m64n64w4s3, float16, d 256, window": 384,
+}
 
 
 def _compile(config: Config, dtype: str, head_dim: int, kind: str, arch: str) -> Binary:
@@ -343,6 +368,7 @@ VARIANT = Variant(
     forward=forward,
     configs=(
         Config(block_m=128, block_n=128, num_warps=8, num_stages=2),
+        Config(block_m=128, block_n=64, num_warps=8, num_stages=2),
         Config(block_m=64, block_n=64, num_warps=4, num_stages=3),
     ),
     support=SUPPORT,

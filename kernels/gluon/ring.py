@@ -10,7 +10,9 @@ waited for and read.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from kernels.triton.tiles import block_at, blocks_of
 
 # All threads of a program wait for each other: `barrier` as of Triton 3.7.
 meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
@@ -51,3 +53,24 @@ def await_tile(barriers, tile, STAGES: gl.constexpr):
     slot = tile % STAGES
     mbarrier.wait(barriers.index(slot), (tile // STAGES) & 1)
     return slot
+
+
+@gluon.jit
+def nth_block(walk, t):
+    """The number of the t-th block of a walk: those inside come first, then those at the edges."""
+    inner = blocks_of(walk, 0)
+    return gl.where(t < inner, block_at(walk, t, 0), block_at(walk, t - inner, 1))
+
+
+@gluon.jit
+def hide(v_tile, key_first, first, last, LAYOUT: gl.constexpr):
+    """Overwrite the values of a tile that no row of the program sees with zeros: whatever lies
+    there, NaN included, cannot enter P V as 0 * NaN."""
+    keys: gl.constexpr = v_tile.shape[0]
+    if (key_first < first) | (key_first + keys > last):
+        key = key_first + gl.arange(0, keys, gl.SliceLayout(1, LAYOUT))
+        seen = (key >= first) & (key < last)
+        values = v_tile.load(LAYOUT)
+        v_tile.store(gl.where(seen[:, None], values, gl.zeros_like(values)))
+        fence_async_shared()  # wgmma and the copy engine come after these stores
+        meet()

@@ -86,6 +86,7 @@ def verdict(ref: str, dtype: str, index: int, **changes) -> Verdict:
     problem = Problem(
         seqlen_q=draw.choice([1, 16, 65]), seqlen_kv=seqlen_kv, head_dim=64, dtype=dtype, seed=index
     ).name
+    problem = changes.get("problem", problem)
     measures = {"seqlen_kv": float(seqlen_kv)}
     if oracle == "forward":
         r = min(0.9, draw.lognormvariate(-2.2, 0.7))
@@ -100,7 +101,7 @@ def verdict(ref: str, dtype: str, index: int, **changes) -> Verdict:
         measures |= {"r_out": 0.0, "max_error_out": 0.0}
     steps = {"generate": 1e-3, "run": 2e-3, "reference": 8e-3, "bound": 6e-3, "record": 1e-4}
     values = {
-        "case": f"{ref}/m128n64w4s3/{oracle}/{problem}",
+        "case": f"{ref}:m128n64w4s3:{oracle}:{problem}",
         "variant": ref,
         "config": "m128n64w4s3",
         "dtype": dtype,
@@ -140,7 +141,7 @@ def gradient_verdict(ref: str, dtype: str, index: int, **changes) -> Verdict:
         measures |= of_tensor(
             tensor, r, ROUNDOFF[dtype] * 40 * share * draw.lognormvariate(0, 0.5), index
         )
-    case = f"{ref}/m128n64w4s3/gradients/{made.problem}"
+    case = f"{ref}:m128n64w4s3:gradients:{made.problem}"
     return dataclasses.replace(made, **({"case": case, "measures": measures} | changes))
 
 
@@ -199,7 +200,7 @@ def failing(ref: str, dtype: str, index: int, problem: Problem, **changes) -> Ve
         total=1040,
     )
     values = {
-        "case": f"{ref}/m64n64w4s2/forward/{problem.name}",
+        "case": f"{ref}:m64n64w4s2:forward:{problem.name}",
         "config": "m64n64w4s2",
         "oracle": "forward",
         "group": "bound",
@@ -281,7 +282,7 @@ def evidence(cases: int = 60, *, worse: float = 1.0) -> Evidence:
         verdicts=tuple(sorted(verdicts, key=lambda v: (v.case, v.oracle))),
         lost=(
             Begin(
-                case="ptx-mma/default/forward/sq=3,skv=5,d=16,dtype=float16",
+                case="ptx-mma:default:forward:sq=3,skv=5,d=16,dtype=float16",
                 phase="generate",
                 time=1.0,
                 variant="ptx-mma",

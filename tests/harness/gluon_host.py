@@ -264,10 +264,9 @@ class Machine:
         product = left.float() @ b.values.float()
         return acc + product if use_acc else product
 
-    def finish(self, pending: int, deps: Sequence[Tensor]) -> Tensor:
+    def finish(self, pending: int, deps: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
         self.say("done", number=pending)
-        (only,) = deps
-        return only
+        return deps if len(deps) > 1 else deps[0]
 
     def modules(self) -> dict[str, Any]:
         """The stand-ins, by the names of the modules that hold them."""
@@ -322,7 +321,7 @@ class Host:
         for edit in edits:
             texts = edit.apply(texts)
         self.fakes = self.machine.modules()
-        for name in ("ring", "tiles", "hopper_forward"):
+        for name in ("tiles", "ring", "hopper_forward"):
             self.fakes[name] = self._module(name, texts[name])
         self.kernel = self.fakes["hopper_forward"]
 

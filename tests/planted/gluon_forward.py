@@ -33,17 +33,16 @@ class Slip:
 
 SLIPS = {
     "missing-wait": Slip(
-        Edit(r"slot = await_tile\(k_here, t, STAGES\)", "slot = t % STAGES"),
+        Edit(r"(?<!_)slot = await_tile\(k_here, t, STAGES\)", "slot = t % STAGES"),
         "reads a tile of K without waiting for its bytes",
     ),
     "early-refill": Slip(
-        # V's wait and refill change places with the softmax, which lies between them and P V.
+        # V's refill comes before P V.
         Edit(
-            r"(?s)( {12}x = s \* scale_log2\n.*?)"
-            r"( {12}await_tile\(v_here, t, STAGES\)\n {12}v_tile = [^\n]*\n)"
-            r"(.*?) {12}meet\(\)  # every warp has read the tile of V\n"
-            r"( {12}fetch\(v, [^\n]*\n)",
-            r"\2            meet()\n\4\1\3",
+            r"(?s)( {12}v_tile = v_ring\.index\(last_slot\)\n)(.*?)"
+            r"( {12}row_kv = nth_block\(walk, t - 1 \+ STAGES\) \* BLOCK_N\n.*?"
+            r" {12}fetch\(v, [^\n]*\n)",
+            r"\1            meet()\n\3\2",
         ),
         "copies the next tile of V over the one that P V still has to read",
     ),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from verify import document as doc
 from verify.document import text
 
-LIMIT = 1 << 20  # bytes: GitHub's limit of a step summary
+LIMIT = 500_000  # bytes: GitHub renders no text file over 512 kB, and no step summary over 1 MiB
 MARKS: dict[doc.Status, str] = {"green": "✅", "red": "❌", "grey": "⬜"}
 
 _MARKUP = re.compile(r"[&<>\\`*\[\]#|~$]|\b_|_\b|^[-+=](?=[\s=-]|$)")

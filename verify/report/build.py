@@ -351,7 +351,7 @@ def _oracle(group: str, oracle: str, verdicts: Sequence[Verdict]) -> Oracle:
         "cases": len(judged),
         "failures": sum(v.outcome == "fail" for v in judged),
         "inapplicable": len(verdicts) - len(judged),
-        "tensors": statistics.tensors(measured),
+        "r": statistics.largest(measured),
         "lse_ulp": statistics.spread(measured, "lse_ulp"),
         "bound_ratio": statistics.spread(measured, "bound_ratio"),
     }

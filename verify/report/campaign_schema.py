@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from verify.evidence.strict_json import Integer, Number
 
@@ -57,8 +57,9 @@ class PowerReport(TypedDict):
     convicted (docs/power.md).
 
     fault: a class of `verify.report.power.FAULTS`.  strength: the least of `cases` passing cases;
-    case, replay: the one that says it.  tutorial, close: what the rules of Triton's tutorial and of
-    torch.testing.assert_close need on the same cases; None where there is no closed form.
+    case: the one that says it; replay: its command where it needs more than the id.  tutorial,
+    close: what the rules of Triton's tutorial and of torch.testing.assert_close need on the same
+    cases; None where there is no closed form.
     """
 
     variant: str
@@ -67,6 +68,6 @@ class PowerReport(TypedDict):
     cases: Integer
     strength: Number
     case: str
-    replay: str
     tutorial: Number | None
     close: Number | None
+    replay: NotRequired[str]

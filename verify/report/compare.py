@@ -179,11 +179,7 @@ def _powers(report: Report, refs: Iterable[str]) -> dict[Place, _Judged]:
 
 
 def _by_oracle(oracle: Oracle) -> _Judged:
-    worst = {
-        f"r_{name}": oracle["tensors"][name]["r"]["maximum"]
-        for name in TENSORS
-        if name in oracle["tensors"]
-    }
+    worst = {f"r_{name}": oracle["r"][name] for name in TENSORS if name in oracle["r"]}
     if oracle["lse_ulp"] is not None:
         worst["lse_ulp"] = oracle["lse_ulp"]["maximum"]
     return _Judged(oracle["cases"], oracle["failures"], worst)

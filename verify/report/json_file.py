@@ -7,6 +7,7 @@ from typing import Any
 
 from verify.evidence import strict_json
 from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
+from verify.report import earlier
 from verify.report.schema import SCHEMA_VERSION, Report, ReportError
 
 _DTYPES = 6  # the depth at which the dtypes of a variant are
@@ -55,9 +56,12 @@ def parse(data: Any) -> Report:
     version = data.get("schema") if isinstance(data, dict) else None
     if version is None:
         raise ReportError("is no report: it has no schema version")
+    if version == earlier.VERSION and not isinstance(version, bool):
+        data, version = earlier.upgraded(data), SCHEMA_VERSION
     if isinstance(version, bool) or version != SCHEMA_VERSION:
         raise ReportError(
-            f"has schema version {version!r}; this version of verify reads {SCHEMA_VERSION}"
+            f"has schema version {version!r}; this version of verify reads {earlier.VERSION} and"
+            f" {SCHEMA_VERSION}"
         )
     try:
         report = strict_json.decode(Report, data, "report")

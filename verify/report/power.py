@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from verify.evidence import Verdict
-from verify.problem.case import replay_command
+from verify.report import replays
 from verify.report.campaign_schema import PowerReport
 from verify.report.schema import Report
 
@@ -54,17 +54,19 @@ def _report(variant: str, dtype: str, fault: str, verdicts: list[Verdict]) -> Po
         )
         for rule in ("tutorial", "close")
     }
-    return {
+    found: PowerReport = {
         "variant": variant,
         "dtype": dtype,
         "fault": fault,
         "cases": len(verdicts),
         "strength": best.measures[measure],
         "case": best.case,
-        "replay": replay_command(best.case),
         "tutorial": rules["tutorial"],
         "close": rules["close"],
     }
+    if replay := replays.unusual(best.case):
+        found["replay"] = replay
+    return found
 
 
 def summary(report: Report) -> str | None:

@@ -1,4 +1,4 @@
-"""The report as data, schema version 2: what `report.json` holds.  docs/report-schema.md describes
+"""The report as data, schema version 3: what `report.json` holds.  docs/report-schema.md describes
 it for other readers.
 
 All mappings here are TypedDicts, so that a report is plain data.  Floats may be NaN or infinite in
@@ -13,7 +13,7 @@ from typing import Final, Literal, NotRequired, TypedDict
 from verify.evidence.strict_json import Free, Integer, Number, NumberOrText
 from verify.report.campaign_schema import AccuracyReport, PoolReport, PowerReport
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 
 # What a kernel may write, as measures and reports call it, in the order of every table.
 TENSORS = ("out", "lse", "dq", "dk", "dv")
@@ -43,8 +43,9 @@ class Distribution(TypedDict):
 
 
 class WorstCase(TypedDict):
-    """The case with the largest r of one tensor.  replay: the command, as plain text.
+    """The case with the largest r of one tensor.
 
+    replay: its command where it needs more than the case's id (`replay`).
     index, reference, bound: the element that used most of its bound, flat in the tensor's logical
     shape, and what its fp64 reference and its bound were, so that another machine can compute them
     again; None where nothing says so.
@@ -53,13 +54,12 @@ class WorstCase(TypedDict):
     tensor: str
     r: Number
     case: str
-    problem: str
     config: str
     oracle: str
-    replay: str
     index: Integer | None
     reference: Number | None
     bound: Number | None
+    replay: NotRequired[str]
 
 
 class TensorReport(TypedDict):
@@ -74,8 +74,8 @@ class Oracle(TypedDict):
     """One oracle on one dtype of one variant.  cases: judged (passed or failed), counted phases
     only.
 
-    tensors: by name out of TENSORS, those that it measured.  reasons: why a case was not
-    applicable -> number of cases; a case whose values can show nothing has no reason.
+    r: the largest of each tensor that it measured, by name out of TENSORS.  reasons: why a case was
+    not applicable -> number of cases; a case whose values can show nothing has no reason.
     """
 
     oracle: str
@@ -84,7 +84,7 @@ class Oracle(TypedDict):
     failures: Integer
     inapplicable: Integer
     reasons: NotRequired[dict[str, Integer]]
-    tensors: dict[str, TensorReport]
+    r: dict[str, Number]
     lse_ulp: Distribution | None
     bound_ratio: Distribution | None
 
@@ -335,7 +335,7 @@ class Report(TypedDict):
     time; missing where there is one.  left_out: sorted by variant; missing where nothing was.
     """
 
-    schema: Literal[2]
+    schema: Literal[3]
     run: str
     started: str
     profile: str

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from verify.brief import short
 from verify.evidence import Verdict
-from verify.problem.case import replay_command
+from verify.report import replays
 from verify.report.schema import TENSORS, Distribution, Sample, TensorReport, Timing, WorstCase
 
 # Powers of two, so that histograms of different reports compare: (-inf, 2^-10], ..., (1/2, 1], (1,
@@ -89,18 +89,26 @@ def _worst(verdicts: Iterable[Verdict], tensor: str) -> WorstCase:
         key=lambda v: (v.case, v.oracle),
     )
     index = found.measures.get(f"worst_index_{tensor}")
-    return {
+    worst: WorstCase = {
         "tensor": tensor,
         "r": found.measures[f"r_{tensor}"],
         "case": found.case,
-        "problem": found.problem,
         "config": found.config,
         "oracle": found.oracle,
-        "replay": replay_command(found.case),
         "index": None if index is None else int(index),
         "reference": found.measures.get(f"worst_reference_{tensor}"),
         "bound": found.measures.get(f"worst_bound_{tensor}"),
     }
+    if replay := replays.unusual(found.case):
+        worst["replay"] = replay
+    return worst
+
+
+def largest(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """The largest r of each tensor of which some verdict has one, in the order of TENSORS."""
+    found = {name: [v.measures.get(f"r_{name}") for v in verdicts] for name in TENSORS}
+    having = {name: [r for r in each if r is not None] for name, each in found.items()}
+    return {name: max(each, key=badness) for name, each in having.items() if each}
 
 
 def timings(verdicts: Iterable[Verdict]) -> dict[str, Timing]:

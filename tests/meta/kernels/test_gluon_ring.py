@@ -125,7 +125,11 @@ def test_leaving_out_equivalent_orders_changes_no_verdict(slots: int) -> None:
     everything.check()
     chosen.check()
     assert chosen.states < everything.states
-    for name in ("no wait in the ring", "a phase too early", "K refilled while it is read"):
+    for name in (
+        "no wait in the ring",
+        "a phase too early",
+        "the first K refilled while it is read",
+    ):
         host = Host(*SLIPS[name][0])
         for lazily in (False, True):
             with pytest.raises(ProtocolError):
@@ -145,7 +149,10 @@ SLIPS: dict[str, tuple[list[Edit], str]] = {
         "holds .*nothing",
     ),
     "a phase per tile": ([Edit(r"\(tile // STAGES\) & 1", "tile & 1")], "deadlock|while a copy"),
-    "always the first phase": ([Edit(r"\(tile // STAGES\) & 1", "0")], "deadlock|while a copy"),
+    "always the first phase": (
+        [Edit(r"\(tile // STAGES\) & 1", "0")],
+        "deadlock|while a copy|holds",
+    ),
     "no arrival": (drop(r"mbarrier\.expect\([^\n]*"), "deadlock"),
     "an arrival without a copy": (
         [Edit(r"(expect\([^\n]*), pred=pred\)", r"\1)")],
@@ -155,7 +162,7 @@ SLIPS: dict[str, tuple[list[Edit], str]] = {
         [Edit(r"(reshape\(tensor\.block_shape\)), pred=pred", r"\1")],
         "before a copy has come|deadlock|begun|into",
     ),
-    "half the bytes": ([Edit(r"block_type\.nbytes", "block_type.nbytes // 2")], "has begun"),
+    "half the bytes": ([Edit(r"block_type\.nbytes", "block_type.nbytes // 2")], "has begun|holds"),
     "twice the bytes": ([Edit(r"block_type\.nbytes", "block_type.nbytes * 2")], "deadlock"),
     "two arrivals for a phase": ([Edit(r"count=1", "count=2")], "deadlock"),
     "barriers of Q not opened": (drop(r"open_ring\(q_here, 1\)"), "which is no barrier"),
@@ -180,35 +187,70 @@ SLIPS: dict[str, tuple[list[Edit], str]] = {
         [Edit(r"(    fence_async_shared\(\)\n)    meet\(\)\n(?=\n    batch32)", r"\1")],
         "before all see|no barrier then",
     ),
-    "K refilled while it is read": (
-        drop(r"meet\(\)(?=  # every warp has read the tile of K)"),
+    "the first K refilled while it is read": (
+        drop(r"meet\(\)(?=  # every warp has read the first tile of K)"),
         "which warp 1 reads|while a copy",
     ),
-    "V refilled while it is read": (
-        drop(r"meet\(\)(?=  # every warp has read the tile of V)"),
+    "K and V refilled while they are read": (
+        drop(r"meet\(\)(?=  # every warp has read both tiles)"),
         "which warp 1 reads|while a copy",
     ),
-    "no wait for S": (
+    "no meeting before the end": (
+        drop(r"meet\(\)(?=  # no warp waits at a barrier any more)"),
+        "invalidated|no barrier",
+    ),
+    "no wait for the first S": (
         [Edit(r"wait\(0, deps=\(s,\)\)", "wait(1, deps=(s,))")],
         "copy into .*, which warp",
     ),
     "no wait for O": (
-        [Edit(r"wait\(0, deps=\(acc,\)\)", "wait(1, deps=(acc,))")],
+        [Edit(r"wait\(0, deps=\(s, acc\)\)", "wait(1, deps=(s, acc))")],
         "into .*, which warp",
     ),
-    "one tile too many": (
+    "no wait for S and O": (
+        [Edit(r"wait\(0, deps=\(s, acc\)\)", "wait(2, deps=(s, acc))")],
+        "into .*, which warp",
+    ),
+    "one tile of K too many": (
         [Edit(r"t \+ STAGES < total", "t + STAGES <= total")],
         "before a copy has come|begun",
     ),
-    "one tile too few": ([Edit(r"t \+ STAGES < total", "t + STAGES + 1 < total")], "deadlock"),
+    "one tile of K too few": (
+        [Edit(r"t \+ STAGES < total", "t + STAGES + 1 < total")],
+        "deadlock",
+    ),
+    "one tile of V too many": (
+        [Edit(r"t - 1 \+ STAGES < total", "t - 1 + STAGES <= total")],
+        "before a copy has come|begun",
+    ),
+    "one tile of V too few": (
+        [Edit(r"t - 1 \+ STAGES < total", "t + STAGES < total")],
+        "deadlock",
+    ),
+    "a second tile of K where there is one": (
+        [Edit(r"total > STAGES", "total >= STAGES")],
+        "before a copy has come|begun",
+    ),
+    "P V with the values of the next block": (
+        [
+            Edit(
+                r"last_slot = await_tile\(v_here, t - 1, STAGES\)",
+                "last_slot = await_tile(v_here, t, STAGES)",
+            )
+        ],
+        "deadlock|holds",
+    ),
     "one tile too few at the start": (
         [Edit(r"stage < total", "stage + 1 < total", times=2)],
         "deadlock",
     ),
-    "Q without a key": ([Edit(r"(q_here\.index\(0\), 0), pred=total > 0", r"\1")], "deadlock"),
+    "Q without a key": (
+        [Edit(r"q_here\.index\(0\), q_tile, total > 0", "q_here.index(0), q_tile, True")],
+        "before a copy has come|begun",
+    ),
     "always the first slot": ([Edit(r"slot = tile % STAGES", "slot = 0")], "deadlock|holds"),
     "the tile after the next": (
-        [Edit(r"nth_block\(walk, t \+ STAGES\)", "nth_block(walk, t + STAGES + 1)")],
+        [Edit(r"nth_block\(walk, t - 1 \+ STAGES\)", "nth_block(walk, t + STAGES)")],
         "holds",
     ),
     "edges as if they were inside": (

@@ -132,6 +132,6 @@ def test_every_kind_of_record_follows_its_own(tmp_path: Path) -> None:
 def test_a_wrong_report_does_not() -> None:
     report = json.loads(dumps(build(evidence(6))))
     assert wrong("report.json", report) == []
-    assert wrong("report.json", report | {"schema": 3}) == ["$.schema: 3 is not the value"]
+    assert wrong("report.json", report | {"schema": 4}) == ["$.schema: 4 is not the value"]
     del report["variants"][0]["dtypes"][0]["cases"]
     assert wrong("report.json", report) == ["$.variants[0].dtypes[0].cases: missing"]

@@ -23,6 +23,7 @@ from verify.report import (
     parse,
     plots,
     read,
+    replays,
     statistics,
     write,
 )
@@ -101,7 +102,7 @@ class TestBuild:
     def test_worst_case_is_replayable(self, report):
         worst = of(report, "triton-tutorial")["dtypes"][1]["tensors"]["out"]["worst"]
         assert (worst["tensor"], worst["r"]) == ("out", 7.1)
-        assert worst["replay"] == f"python -m verify replay {worst['case']}"
+        assert replays.command(worst) == f"python -m verify replay {worst['case']}"
 
     def test_the_worst_lse_is_the_nan(self, report):
         worst = of(report, "triton-tutorial")["dtypes"][1]["tensors"]["lse"]["worst"]
@@ -285,10 +286,12 @@ class TestReading:
             ("{", "is no report"),
             ("[]", "no schema version"),
             ('{"schema": NaN}', "NaN is not JSON"),
-            ('{"schema": 1}', "has schema version 1; this version of verify reads 2"),
-            ('{"schema": 3}', "has schema version 3; this version of verify reads 2"),
+            ('{"schema": 1}', "has schema version 1; this version of verify reads 2 and 3"),
+            ('{"schema": 4}', "has schema version 4; this version of verify reads 2 and 3"),
             ('{"schema": true}', "has schema version True"),
             ('{"schema": 2}', "report.run: is missing"),
+            ('{"schema": 2, "power": 1, "variants": [{"dtypes": [{"oracles": [1]}]}]}', "report"),
+            ('{"schema": 3}', "report.run: is missing"),
         ],
     )
     def test_wrong_files(self, tmp_path, content, message):
@@ -308,7 +311,7 @@ class TestReading:
             assert cli.main() == runner.USAGE
             lines = capsys.readouterr().out.splitlines()
             assert len(lines) == 1
-            assert "has schema version 1; this version of verify reads 2" in lines[0]
+            assert "has schema version 1; this version of verify reads 2 and 3" in lines[0]
 
     def test_missing_file(self, tmp_path):
         with pytest.raises(ReportError, match="No such file"):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.fake_campaign import BINS, evidence, verdict
 from tests.harness.rendered import as_markdown, table
-from verify.report import Report, build, compare, dumps, parse, plots, render_comparison
+from verify.report import Report, build, compare, dumps, parse, plots, render_comparison, replays
 from verify.report.headline import headline
 
 ONE, OTHER = ("triton-fwd", "float16"), ("torch-flash", "float16")
@@ -47,7 +47,7 @@ def test_the_least_strength_counts_and_names_its_case() -> None:
     ]
     scale = found["power"][1]
     assert scale["case"] == verdict(*ONE, 3).case
-    assert scale["case"] in scale["replay"]
+    assert replays.command(scale).endswith(f" {scale['case']}")
     assert (scale["tutorial"], scale["close"]) == (0.02, None)
     assert parse(json.loads(dumps(found))) == found
     rows = table(as_markdown(found), "## Power")

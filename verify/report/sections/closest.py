@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from verify.document import Figure, Number, Paragraph, Section, Span, Table, ratio, text
-from verify.problem import Problem, ProblemError
+from verify.problem.case import Case, CaseError
 from verify.report import plots, words
 from verify.report.beside import Beside
 from verify.report.schema import Report, WorstCase
@@ -73,8 +73,8 @@ def closest(report: Report) -> list[Closest]:
 def _where(case: WorstCase) -> str:
     name = words.TENSORS[case["tensor"]]
     try:
-        p = Problem.parse(case["problem"])
-    except ProblemError:
+        p = Case.parse(case["case"]).problem
+    except CaseError:
         return name
     shapes = {
         "out": p.shape_out,

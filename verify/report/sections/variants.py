@@ -9,7 +9,7 @@ from typing import Any
 
 from verify import document as doc
 from verify.document import text
-from verify.report import plots, words
+from verify.report import plots, replays, words
 from verify.report.beside import Beside
 from verify.report.schema import (
     Distribution,
@@ -82,7 +82,7 @@ def _dtype(d: DTypeReport) -> Iterator[doc.Block]:
     for title, worst in worst_of(d):
         config = doc.Span(worst["config"], "code")
         yield doc.Paragraph((f"{title}, {worst['oracle']}, config ", config, ":"), note=True)
-        yield doc.Code(worst["replay"], "sh")
+        yield doc.Code(replays.command(worst), "sh")
     yield doc.Paragraph(tuple(_coverage(d)), note=True)
     if d["bins"]:
         bins = ", ".join(f"{name} {cases}" for name, cases in sorted(d["bins"].items()))
@@ -102,7 +102,7 @@ def _oracle(o: Oracle, tensors: Sequence[str], names: Sequence[str]) -> doc.Row:
         o["oracle"],
         doc.Span(o["group"], "soft"),
         *counts,
-        *ratios(o, tensors),
+        *ratios(o["r"], tensors),
         *measures(o, names),
     )
 
@@ -162,14 +162,14 @@ def oracles_of(report: DTypeReport) -> list[Oracle]:
     rows: list[Oracle] = []
     counted: dict[str, list[Oracle]] = defaultdict(list)
     for one in report["oracles"]:
-        plain = not (one["failures"] or one["tensors"] or one["lse_ulp"] or one["bound_ratio"])
+        plain = not (one["failures"] or one["r"] or one["lse_ulp"] or one["bound_ratio"])
         (counted[one["oracle"]] if plain else rows).append(one)
     for found in counted.values():
         group = found[0]["group"] if len(found) == 1 else f"{len(found)} groups"
         cases, inapplicable = sum(o["cases"] for o in found), sum(o["inapplicable"] for o in found)
         rows.append({**found[0], "group": group, "cases": cases, "inapplicable": inapplicable})
     return sorted(
-        rows, key=lambda one: (not one["failures"], not one["tensors"], one["oracle"], one["group"])
+        rows, key=lambda one: (not one["failures"], not one["r"], one["oracle"], one["group"])
     )
 
 

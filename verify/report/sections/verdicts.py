@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from verify.document import Inline, Number, Paragraph, Row, Section, Span, Table, ratio, text
@@ -50,7 +50,7 @@ def _rows(variant: VariantReport, tensors: Sequence[str]) -> Iterator[Row]:
         )
         yield (
             *(name, d["dtype"], (words.mark(d["status"], d["cases"]), *_marks(variant))),
-            *(tally(d), *ratios(d, tensors), *measures(d)),
+            *(tally(d), *ratios(worst_ratios(d), tensors), *measures(d)),
             *(refused, Number(len(d["bins_missing"]))),
         )
     if variant["cases"] and status == "grey":
@@ -75,10 +75,14 @@ def tally(report: DTypeReport | Oracle) -> Number:
     )
 
 
-def ratios(report: DTypeReport | Oracle, tensors: Sequence[str]) -> list[Number]:
-    """The worst r of each of these tensors."""
-    found = (report["tensors"].get(name) for name in tensors)
-    return [ratio(one["worst"]["r"] if one else None) for one in found]
+def ratios(found: Mapping[str, float], tensors: Sequence[str]) -> list[Number]:
+    """The worst r of each of these tensors, of those found by name."""
+    return [ratio(found.get(name)) for name in tensors]
+
+
+def worst_ratios(report: DTypeReport) -> dict[str, float]:
+    """The worst r of each tensor that has one."""
+    return {name: tensor["worst"]["r"] for name, tensor in report["tensors"].items()}
 
 
 def measures(report: DTypeReport | Oracle, names: Iterable[str] = MEASURED) -> list[Number]:
