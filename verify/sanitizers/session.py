@@ -124,6 +124,8 @@ class Booth:
             # The tool can end the process at its first error; the number of results shows it.
             if cell.hung:
                 results.append(CaseResult(case.id, "hang", f"hangs: {cell.hung}"))
+            elif cell.refused:
+                doubt = f"{case.id}: {cell.refused}"
         except InfrastructureError as error:
             doubt = str(error)
         finally:

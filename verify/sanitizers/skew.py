@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from verify.cell.arena import Arena, Plan, side_name
 from verify.cell.concurrent import LAUNCHES
@@ -27,7 +28,7 @@ from verify.sanitizers.bits import Outputs, difference
 from verify.sanitizers.facts import CaseResult, Facts, Judgement
 from verify.sanitizers.records import Record
 from verify.sanitizers.session import Session, Subject
-from verify.sanitizers.tool import SKEW
+from verify.sanitizers.tool import OUTPUT, SKEW
 
 SEEDS = (1, 2, 3, 4, 5)
 PROGRAM = "verify.sanitizers.delays"
@@ -48,6 +49,7 @@ class _Race:
     doubts: list[str] = field(default_factory=list)
     delayed: int = 0
     built: float = 0.0
+    output: str = ""
 
     def run(self, environment: Environment) -> None:
         """Run every case, in one process."""
@@ -62,11 +64,13 @@ class _Race:
                 self.results.append(CaseResult(case.id, "hang", f"hangs: {cell.hung}"))
                 self.records.append(_record("Run", f"with delays it hangs: {cell.hung}"))
             else:
-                self.doubts.append("the process ended before its last case")
+                told = ": ".join(filter(None, (case.id, cell.refused, cell.output[-500:])))
+                self.doubts.append(f"the process ended before its last case: {told}")
         except InfrastructureError as error:
             self.doubts.append(f"{error}: {cell.output[-500:]}")
         finally:
             cell.finish()
+            self.output = cell.output
             cell.close()
             arena.close()
             self.built = cell.built
@@ -108,11 +112,23 @@ class _Race:
         return Judgement("clean", tuple(note for note, holds in notes if holds))
 
 
-def race(environment: Environment, subject: Subject, seeds: Sequence[int] = SEEDS) -> Session:
-    """Run a subject's cases with every seed, each up to the first run whose bits differ."""
+def race(
+    environment: Environment,
+    subject: Subject,
+    seeds: Sequence[int] = SEEDS,
+    *,
+    folder: Path | None = None,
+) -> Session:
+    """Run a subject's cases with every seed, each up to the first run whose bits differ.
+
+    folder: where the end of the process's output is kept, if anywhere.
+    """
     begun = time.perf_counter()
     runs = _Race(subject, seeds)
     runs.run(environment)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / OUTPUT).write_text(runs.output, encoding="utf-8")
     facts = Facts(
         tool=SKEW,
         exit_code=0,

@@ -29,6 +29,7 @@ from verify.sanitizers import building, course, exports, page, session
 from verify.sanitizers.course import Course, worker_count
 from verify.sanitizers.lane import GROUP, Lane
 from verify.sanitizers.planted import PlantedFault
+from verify.sanitizers.records import Record
 from verify.sanitizers.report import LaneRun, told, write
 from verify.sanitizers.results import PlantedSession, Rehearsed
 from verify.sanitizers.session import NOT_RUN, Booth, Session, Subject, never_run
@@ -144,6 +145,38 @@ def test_after_a_hang_no_case_is_tried_alone(subjects: dict[str, Subject], tmp_p
     for verdict in load(tmp_path).verdicts:
         assert verdict.finding is not None
         assert "hangs: no answer" in verdict.finding.message
+
+
+def test_a_process_that_proved_nothing_is_run_once_more(
+    subjects: dict[str, Subject], tmp_path: Path
+) -> None:
+    """The only case of a process; why the first one proved nothing stays in the report."""
+    (case, _) = subjects["fill"].cases
+    subject = subjects["fill"].alone(case)
+    for words, wanted in (
+        (["inconclusive", "clean"], "clean"),
+        (["inconclusive", "inconclusive"], "inconclusive"),
+        (["faulty"], "faulty"),
+    ):
+        left = list(words)
+
+        class Process:
+            """A fake `Booth`."""
+
+            def sanitize(self, tool: str, subject: Subject, lane: int, name: str) -> Session:
+                outcome = left.pop(0)  # noqa: B023 - called in this turn alone
+                records = (Record(tool=tool, kind="Precise"),) if outcome == "faulty" else ()
+                reasons = ("out of memory",) if outcome == "inconclusive" else ()
+                judgement = session.Judgement(outcome, reasons, records, len(records))
+                return replace(never_run(tool, subject, ""), judgement=judgement)
+
+        with Recorder(tmp_path / str(len(words)) / wanted) as recorder:
+            lane = Lane(Process(), recorder, ("memcheck",), 1)  # type: ignore[arg-type]
+            (tried,) = lane.try_all([Rehearsed(0, subject, {})])
+        assert (tried.outcome, left) == (wanted, [])
+        assert len(tried.sessions) == len(words)
+        text = page.markdown(told(lane_run(tried=(tried,))))
+        assert ("clean; out of memory" in text) == (wanted == "clean")
 
 
 def lane_run(**more: Any) -> LaneRun:

@@ -127,7 +127,7 @@ def test_every_planted_kernel_begins_once_before_any_begins_again(
     class Booth:
         """Notes the sessions in the order in which they begin; finds every kernel clean."""
 
-        environment = None
+        environment, folder = None, tmp_path
 
         def sanitize(self, tool: str, subject: object, lane: int, name: str) -> object:
             begun.append((name.removeprefix("planted-"), tool))
@@ -135,7 +135,7 @@ def test_every_planted_kernel_begins_once_before_any_begins_again(
 
     race = SimpleNamespace(tool=SKEW, judgement=Judgement("clean"), built=0.0, hang=None)
     subject = SimpleNamespace(declaration=SimpleNamespace(ref="planted"))
-    monkeypatch.setattr(lane, "race", lambda environment, subject: race)
+    monkeypatch.setattr(lane, "race", lambda environment, subject, **_: race)
     monkeypatch.setattr(lane, "_planted_subjects", lambda faults: dict.fromkeys(BY_NAME, subject))
     with Recorder(tmp_path) as recorder:
         lane.Lane(cast(Any, Booth()), recorder, TOOLS, 1).plant(FAULTS)

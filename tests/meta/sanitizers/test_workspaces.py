@@ -25,13 +25,20 @@ from verify.sanitizers.tool import POISONED, TOOLS, Sanitizer
 
 PROBLEM = Problem(seqlen_q=2, seqlen_kv=3, head_dim=8, dtype="float32")
 KERNELS = """
+import os
 from functools import partial
 from verify.variant import Contract, Support, Variant
+
+KEPT = []
 
 def wanted(args):
     return {"scratch": ((4,), "float32")}
 
 def forward(fault, args, out, lse, workspace):
+    if fault == "raises" and "UNDER_TOOL" in os.environ:
+        KEPT.append(fault)
+        if len(KEPT) > 1:
+            raise RuntimeError("no space left")
     if fault != "dirty":
         workspace["scratch"].fill_(2.0)
     out.copy_(-(0.5 * workspace["scratch"][0]).expand(out.shape))
@@ -41,7 +48,7 @@ SUPPORT = Support(dtypes=("float32",), head_dims=(8,), masks=("full",), layouts=
 VARIANTS = [
     Variant(name=name, family="paper", forward=partial(forward, name), workspace=wanted,
             support=SUPPORT, contract=Contract(deterministic=name != "free"))
-    for name in ("dirty", "right", "free")
+    for name in ("dirty", "right", "free", "raises")
 ]
 """
 
@@ -61,12 +68,19 @@ def test_a_kernel_that_reads_its_workspace_first_is_convicted_by_its_bits(tmp_pa
         judgement = booth.sanitize(POISONED, subject, 0, declaration.name).judgement
         outcomes[declaration.name] = judgement.outcome
         shown = fault.shown_by(judgement)
+        if declaration.name == "raises":  # the judge asks again in a fresh process: there is none
+            assert "raised: RuntimeError: no space left" in judgement.reasons[0]
         assert (shown is not None) == (declaration.name == "dirty")
         if shown is not None:
             assert (shown.kind, judgement.total) == (POISON, 1)
             assert "reads what it has not written: over other poison, out is -1.3" in shown.text
             assert "and nan in a run with NaN; 16 of 16 elements differ" in shown.text
-    assert outcomes == {"dirty": "faulty", "right": "clean", "free": "clean"}
+    assert outcomes == {
+        "dirty": "faulty",
+        "right": "clean",
+        "free": "clean",
+        "raises": "inconclusive",
+    }
 
 
 def test_workspaces_hold_poison_but_where_the_tool_looks_for_unwritten_memory(
