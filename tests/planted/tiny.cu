@@ -12,6 +12,7 @@
 #define MBARRIER 7    // every thread arrives at an mbarrier, and none waits there
 #define DIVERGENT 8   // a part of a warp arrives at the barrier
 #define UNWRITTEN 9   // no thread writes the tile; the compiler does not know that rows > 0
+#define HALVED 10     // none here: halves what it reads, for one that is given other memory as Q
 
 extern "C" __global__ void __launch_bounds__(128)
 NAME(const float* q, float* out, float* lse, int elements, int rows) {
@@ -19,6 +20,9 @@ NAME(const float* q, float* out, float* lse, int elements, int rows) {
     const int i = blockIdx.x * 128 + threadIdx.x;
     const int behind = FAULT == SHARED ? rows : 0;
     float element = i < elements + (FAULT == OVERREAD) ? q[i] : 0.0f;
+    if (FAULT == HALVED) {
+        element *= 0.5f;  // else it would leave the poison's own bits
+    }
     if (FAULT == MISALIGNED) {
         const float4 four = *reinterpret_cast<const float4*>(q + 1);
         element = four.x + four.y + four.z + four.w;  // else a narrower load would do

@@ -29,6 +29,7 @@ FAULTS = {
     "planted-use-after-free": "freed",
     "planted-uninitialised-read": "unwritten",
     "planted-leak": "leaked",
+    "planted-dirty-workspace": "HALVED",
     "planted-unwritten-shared": "UNWRITTEN",
 }
 _leaked: list[Tensor] = []
@@ -41,7 +42,7 @@ def source(variant: str) -> Source:
     return Source(Path(__file__).with_name("tiny.cu"), name, (("NAME", name), ("FAULT", fault)))
 
 
-def memory(variant: str, q: Tensor) -> tuple[int, Tensor]:
+def memory(variant: str, q: Tensor, workspace: Workspace) -> tuple[int, Tensor]:
     """The address that the variant reads as Q, and the tensor that must live until it has."""
     match FAULTS[variant]:
         case "freed":  # at once: a sanitized process has no cache of allocations
@@ -49,6 +50,8 @@ def memory(variant: str, q: Tensor) -> tuple[int, Tensor]:
         case "unwritten":
             empty = torch.empty_like(q)
             return empty.data_ptr(), empty
+        case "HALVED":
+            return workspace["scratch"].data_ptr(), workspace["scratch"]
         case "leaked":
             _leaked.append(q.clone())
     return q.data_ptr(), q
@@ -64,8 +67,13 @@ def forward(
         kernel = load(compile_source(source(variant), device_arch(out.device)))
         blocks = out.numel() // 128 + 1  # the last one has a thread behind the last element
         sizes = (ctypes.c_int(out.numel()), ctypes.c_int(lse.numel()))
-        address, _held = memory(variant, args.q)
+        address, _held = memory(variant, args.q, workspace)
         launch(kernel, (blocks,), (128,), 0, address, out.data_ptr(), lse.data_ptr(), *sizes)
+
+
+def scratch(args: AttentionArgs) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The workspace of a variant that reads it: as large as Q."""
+    return {"scratch": (tuple(args.q.shape), "float32")}
 
 
 def forward_of(variant: str) -> Callable[[AttentionArgs, Tensor, Tensor | None, Workspace], None]:
@@ -75,7 +83,12 @@ def forward_of(variant: str) -> Callable[[AttentionArgs, Tensor, Tensor | None, 
 
 VARIANTS = [
     Variant(
-        name=name, family="planted", forward=forward_of(name), support=SUPPORT, available=available
+        name=name,
+        family="planted",
+        forward=forward_of(name),
+        workspace=scratch if fault == "HALVED" else None,
+        support=SUPPORT,
+        available=available,
     )
-    for name in FAULTS
+    for name, fault in FAULTS.items()
 ]

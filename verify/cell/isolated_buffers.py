@@ -7,8 +7,8 @@ the unused end of a strided tensor's last row is not part of it.  On CUDA this w
 does not cache allocations (PYTORCH_NO_CUDA_MEMORY_CACHING=1), since its cache returns parts of
 larger blocks.
 
-A workspace is allocated and not written, so that a tool that watches for reads of memory that was
-never written sees a kernel that reads its workspace first.
+A workspace is either allocated and not written, so that a tool that watches for reads of memory
+that was never written sees a kernel that reads its workspace first; or it holds the arena's poison.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from verify.cell.arena import Slot
 class IsolatedBuffers:
     """Replaces the arena's uint8 tensor in a launch: `Slot.view` slices it and reads its device."""
 
-    def __init__(self, slots: Sequence[Slot], host: Tensor, device: str) -> None:
+    def __init__(
+        self, slots: Sequence[Slot], host: Tensor, device: str, *, poisoned: bool = False
+    ) -> None:
+        """poisoned: whether workspaces hold the arena's poison."""
         self.device = torch.device(device)
         self._host = host
         self._parts = [(slot, slot.begin, _end(slot, host)) for slot in slots]
@@ -34,6 +37,10 @@ class IsolatedBuffers:
         ]
         for (begin, end), memory in self._copied():
             memory.copy_(host[begin:end])
+        if poisoned:
+            for (slot, begin, end), memory in zip(self._parts, self._memory, strict=True):
+                if slot.role == "workspace":
+                    memory.copy_(host[begin:end])
 
     def __getitem__(self, where: slice) -> Tensor:
         """A slice of one buffer, as uint8; raises IndexError if it is not inside one buffer."""

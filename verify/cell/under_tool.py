@@ -20,11 +20,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from verify import bundle
+from verify.cell.arena import Arena
 from verify.cell.descendants import descendants
-from verify.cell.process import Cell, Environment, ForkServer, InfrastructureError
+from verify.cell.process import Cell, Environment, ForkServer, InfrastructureError, Reply
 from verify.cell.untrusted_text import visible
+from verify.machine import settings
 
 _START_TIMEOUT = 180.0  # seconds to import torch under the tool on a busy machine
 _GRACE = 90.0  # seconds for the tool to write its records after the program's end
@@ -113,6 +116,7 @@ class ToolCell(Cell):
         super().__init__(self._program)
         self.exit_code: int | None = None
         self.hung = ""  # what it did not answer, in words
+        self.refused = ""  # its last reply, if that was not "ok"
         self.built = 0.0  # seconds in which the program has compiled
         self._asked = 0.0  # when that was last asked
 
@@ -127,6 +131,14 @@ class ToolCell(Cell):
         """The end of the program's standard output and error."""
         self._log.seek(max(self._log.seek(0, os.SEEK_END) - 1500, 0))
         return visible(self._log.read().decode(errors="replace")).strip()
+
+    def run(self, path: str, request: dict[str, Any], arena: Arena) -> Reply:
+        """Like Cell.run; keeps a reply that is not "ok": the judge asks again, in a fresh process,
+        and there is none."""
+        reply = super().run(path, request, arena)
+        trace = str(reply.data.get("traceback", ""))
+        self.refused = "" if reply.ok else f"{reply.status}: {reply.message} {trace}".strip()
+        return reply
 
     def _ensure_process(self) -> None:
         if self._socket is not None and select.select([self._socket], [], [], 0)[0]:
@@ -148,7 +160,8 @@ class ToolCell(Cell):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         self._end_process(_HANGING)
-        self.hung = f"no answer within {self.environment.patience:g} s; killed"
+        patience = settings.seconds("VERIFY_DEADLINE", self.environment.patience)
+        self.hung = f"no answer within {patience:g} s; killed"
 
     def _compiles(self) -> bool:
         before, self._asked = self._asked, time.monotonic()

@@ -19,7 +19,7 @@ from verify.cell.discovery import environment as environment_here
 from verify.cell.process import Environment, InfrastructureError
 from verify.evidence import Recorder, load
 from verify.evidence.explanation import explain
-from verify.machine import device
+from verify.machine import device, settings
 from verify.machine.settings import COMPUTE_SANITIZER
 from verify.problem.case import Case
 from verify.sanitizers import report, skew
@@ -202,9 +202,12 @@ def say_plainly(console: Console, line: str) -> None:
 
 def _limits(request: Request, workers: int) -> str:
     most = "" if request.time == math.inf else f", {request.time:g} s in all"
+    under_tool, delayed = (
+        settings.seconds("VERIFY_DEADLINE", own) for own in (DEADLINE, skew.DEADLINE)
+    )
     return (
-        f"{workers} processes at the same time; deadline of a run {DEADLINE:g} s under a tool,"
-        f" {skew.DEADLINE:g} s with delays, builds not counted{most}"
+        f"{workers} processes at the same time; deadline of a run {under_tool:g} s under a tool,"
+        f" {delayed:g} s with delays, builds not counted{most}"
     )
 
 

@@ -48,12 +48,14 @@ SETTINGS = (
 )
 
 # Variables that the suite's processes set for each other; users do not set them.
+WORKSPACES = "VERIFY_SANITIZER_WORKSPACES"  # of a program under a tool: "poisoned" or "unwritten"
 INTERNAL = (
     "VERIFY_UNTIL",
     "VERIFY_PARENT",
     "VERIFY_XFAILS_TEXT",
     "VERIFY_BOOTSTRAPPED",
     "VERIFY_SANITIZER_LEDGER",
+    WORKSPACES,
 )
 
 

@@ -7,6 +7,7 @@ case with all its copies ends before the next begins.
 
 from __future__ import annotations
 
+import os
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,7 @@ from verify.cell.arena import slots_from
 from verify.cell.child import KernelProcess, serve_at
 from verify.cell.isolated_buffers import IsolatedBuffers
 from verify.cell.launching import launch
+from verify.machine.settings import WORKSPACES
 from verify.sanitizers import building, ledger, scratch
 
 
@@ -28,7 +30,9 @@ class IsolatedKernelProcess(KernelProcess):
         scratch.fill()
         variant = self.variants[message["variant"]]
         device = message["device"]
-        buffers = IsolatedBuffers(slots_from(message["slots"]), self.host, device)
+        poisoned = os.environ.get(WORKSPACES) == "poisoned"
+        slots = slots_from(message["slots"])
+        buffers = IsolatedBuffers(slots, self.host, device, poisoned=poisoned)
         try:
             # A launch needs only the device and slices of the arena's bytes; both work here.
             launch(variant, message, cast(Tensor, buffers))

@@ -39,6 +39,13 @@ def _proved(account: Account) -> bool:
     return bool(account["tried"]) and alive and not account.get("cut")
 
 
+def untried(planted: Iterable[Planted]) -> set[str]:
+    """Known-bad copies of a run that ended before any process of theirs had."""
+    copies = [one for one in planted if one.get("copy_of")]
+    tried = {copy["variant"] for copy in copies if copy["outcome"] != "not run"}
+    return {copy["variant"] for copy in copies} - tried
+
+
 def uncaught(planted: Iterable[Planted]) -> list[str]:
     """Known-bad copies of shipped kernels that nothing caught."""
     copies = [one for one in planted if one.get("copy_of")]
@@ -109,9 +116,11 @@ def _planted(account: Account) -> Iterator[ElementTree.Element]:
             said = "; ".join([planted["outcome"], *planted["reasons"]])
             _fail(case, f"wanted {planted['wanted']}, got {said}", "")
         yield case
+    not_tried = untried(account["planted"])
     for copy in uncaught(account["planted"]):
         case = ElementTree.Element("testcase", classname="planted", name=f"{copy} is caught")
-        _fail(case, "nothing caught this known-bad copy", "")
+        words = "was not run:" if copy in not_tried else "nothing caught"
+        _fail(case, f"{words} this known-bad copy", "")
         yield case
 
 

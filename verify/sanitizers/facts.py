@@ -10,7 +10,7 @@ or can have checked nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from verify.sanitizers.exceptions import WAIVERS, Waiver
@@ -26,6 +26,8 @@ from verify.sanitizers.records import (
 )
 from verify.sanitizers.tool import ERROR_EXIT, LEDGER, LOG, PRINT_LIMIT, XML
 
+POISON = "Poison"  # the kind of a record of this suite's own: bits that depend on poison
+
 
 @dataclass(frozen=True)
 class CaseResult:
@@ -33,11 +35,13 @@ class CaseResult:
 
     status: of its reply.  against: why its outputs do not prove a launch, or "".  Outputs hold
     poison before a run: if every element was replaced, the kernel did run on the device.
+    differs: where a second run, over other poison in outputs and workspaces, has other bits, or "".
     """
 
     case: str
     status: str
     against: str = ""
+    differs: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +119,21 @@ def collect(
 
 def judge(facts: Facts, waivers: Sequence[Waiver] = WAIVERS) -> Judgement:
     """The judgement that follows from the facts."""
+    judgement = _of_the_tool(facts, waivers)
+    own = tuple(
+        Record(tool=facts.tool, kind=POISON, level="Error", text=text, words=text)
+        for result in facts.results
+        if result.differs
+        for text in [f"reads what it has not written: over other poison, {result.differs}"]
+    )
+    if not own:
+        return judgement
+    records = (*judgement.records, *own)
+    return replace(judgement, outcome="faulty", records=records, total=judgement.total + len(own))
+
+
+def _of_the_tool(facts: Facts, waivers: Sequence[Waiver]) -> Judgement:
+    """The judgement without the bits of second runs."""
     doubts = list(facts.doubts)
     doubts += [
         f"a {record.kind} record holds unknown elements: {', '.join(record.unknown)}"

@@ -188,7 +188,8 @@ class Lane:
         every = list(rehearsed.failures) if tool == self.tools[0] else []
         if not sane.cases:
             return TriedSubject(subject, tool, (), outcomes, tuple(every))
-        name = name if sane.cases == rehearsed.sane.cases else f"{name}-{sane.cases[0].id}"
+        if sane.cases != rehearsed.sane.cases:
+            name = f"{name}-part{rehearsed.sane.cases.index(sane.cases[0])}"
         first = self._session(tool, sane, name, "variants")
         sessions = [first]
         of_case = {case.id: first for case in sane.cases}
@@ -224,7 +225,8 @@ class Lane:
                 return never_run(tool, subject, reason)
             with self.course.process(stage, f"{tool} on {subject.declaration.ref}"):
                 if tool == SKEW:
-                    session = race(self.booth.environment, subject)
+                    folder = self.booth.folder / SKEW / name
+                    session = race(self.booth.environment, subject, folder=folder)
                 else:
                     session = self.booth.sanitize(tool, subject, worker, name)
         finally:
@@ -297,10 +299,12 @@ def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:
 
 
 def _alone_tells_more(first: Session, subject: Subject) -> bool:
-    """Whether every case of an unclean process is run again alone.  After a hang none is: it is
-    known where, and every further one would take a deadline."""
-    unclean = first.judgement.outcome not in ("clean", NOT_RUN)
-    return unclean and len(subject.cases) > 1 and first.hang is None
+    """Whether every case of an unclean process is run again alone; the only one, if its process
+    proved nothing.  After a hang none is: it is known where, and each would take a deadline."""
+    outcome = first.judgement.outcome
+    if outcome in ("clean", NOT_RUN) or first.hang is not None:
+        return False
+    return len(subject.cases) > 1 or outcome == "inconclusive"
 
 
 def _first_unanswered(session: Session, subject: Subject) -> Case:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from verify import document as doc
 from verify.document import markdown as page
 from verify.document import text
+from verify.sanitizers import exports
 from verify.sanitizers.account import Account, Failed, Planted, Tried
 
 PLANTED = (
@@ -100,6 +101,7 @@ def planted(account: Account) -> doc.Table:
 
 def copies(account: Account) -> tuple[doc.Block, ...]:
     """Per known-bad copy of a shipped kernel: what caught it."""
+    not_tried = exports.untried(account["planted"])
     found: dict[tuple[str, str], list[str]] = {}
     for one in account["planted"]:
         if one.get("copy_of"):
@@ -110,7 +112,9 @@ def copies(account: Account) -> tuple[doc.Block, ...]:
         (
             doc.Span(variant, "strong"),
             about,
-            doc.Span(", ".join(caught), "good") if caught else doc.Span("nothing", "bad"),
+            doc.Span(", ".join(caught), "good")
+            if caught
+            else doc.Span("not run" if variant in not_tried else "nothing", "bad"),
         )
         for (variant, about), caught in found.items()
     )

@@ -15,7 +15,7 @@ from verify.bundle import ROOT
 from verify.problem import Problem
 from verify.sanitizers.facts import Judgement
 from verify.sanitizers.records import Record
-from verify.sanitizers.tool import SHARED_SPACE, SKEW, Sanitizer
+from verify.sanitizers.tool import POISONED, SHARED_SPACE, SKEW, Sanitizer
 from verify.variant import Declaration
 
 FOLDER = ROOT / "tests" / "planted"
@@ -237,6 +237,17 @@ FAULTS: tuple[PlantedFault, ...] = (
         "reads an allocation that nothing has written",
         "initcheck",
         "uninitialized",
+    ),
+    replace(
+        _tiny(
+            "planted-dirty-workspace",
+            "reads its workspace, which it has not written",
+            "initcheck",
+            "uninitialized",
+        ),
+        # Over poison its bits differ between two runs; initcheck's workspaces hold none.
+        caught_by=("initcheck", POISONED),
+        shows=("planted_dirty_workspace|over other poison", "uninitialized|over other poison"),
     ),
     replace(
         _tiny(

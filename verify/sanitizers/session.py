@@ -11,13 +11,15 @@ from verify.cell.arena import Arena
 from verify.cell.process import Cell, Environment, InfrastructureError
 from verify.cell.under_tool import Ended, ToolCell
 from verify.judging.findings import Ruling
-from verify.judging.run_checks import held
+from verify.judging.run_checks import fault, held
 from verify.judging.trial import Trial
+from verify.machine.settings import WORKSPACES
 from verify.problem.case import Case
 from verify.sanitizers import ledger
+from verify.sanitizers.bits import difference
 from verify.sanitizers.exceptions import WAIVERS, Waiver
 from verify.sanitizers.facts import CaseResult, Facts, Judgement, collect, judge
-from verify.sanitizers.tool import LEDGER, OUTPUT, Sanitizer
+from verify.sanitizers.tool import LEDGER, OUTPUT, POISONED, Sanitizer
 from verify.variant import Config, Declaration
 
 # Seconds for one run of a kernel under a tool.  Builds do not count (`verify.sanitizers.building`),
@@ -38,6 +40,18 @@ class Subject:
     @property
     def id(self) -> str:
         return "-".join((self.declaration.ref, self.config.name, self.dtype))
+
+    @property
+    def entry(self) -> str:
+        """The entry point that is tried: of a backward, it runs the forward too."""
+        return "backward" if "backward" in self.declaration.entries else "forward"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the variant declares that its runs have equal bits."""
+        contract = self.declaration.contract
+        backward = self.entry == "backward"
+        return contract.deterministic_backward if backward else contract.deterministic
 
     def alone(self, case: Case) -> Subject:
         """The same subject with one case only."""
@@ -97,17 +111,21 @@ class Booth:
         folder.mkdir(parents=True)
         begun = time.perf_counter()
         command = self.sanitizer.command(tool, folder, lane)
-        cell = ToolCell(_sanitized(self.environment, folder), command, "verify.sanitizers.child")
+        environment = _sanitized(self.environment, folder, poisoned=tool != "initcheck")
+        cell = ToolCell(environment, command, "verify.sanitizers.child")
+        again = tool == POISONED and subject.repeats
         arena = Arena()
         results: list[CaseResult] = []
         doubt = ""
         try:
             for case in subject.cases:
-                results.append(_run_case(case, subject, cell, arena)[0])
+                results.append(_run_case(case, subject, cell, arena, again=again)[0])
         except Ended:
             # The tool can end the process at its first error; the number of results shows it.
             if cell.hung:
                 results.append(CaseResult(case.id, "hang", f"hangs: {cell.hung}"))
+            elif cell.refused:
+                doubt = f"{case.id}: {cell.refused}"
         except InfrastructureError as error:
             doubt = str(error)
         finally:
@@ -132,12 +150,16 @@ class Booth:
         return self.environment.device == "cuda"
 
 
-def _sanitized(environment: Environment, folder: Path) -> Environment:
-    """Without torch's cache of allocations, with this lane's deadline, and with a ledger."""
+def _sanitized(environment: Environment, folder: Path, *, poisoned: bool) -> Environment:
+    """Without torch's cache of allocations, with this lane's deadline, and with a ledger.
+
+    poisoned: whether workspaces hold poison; they are not written otherwise.
+    """
     variables = (
         *environment.variables,
         ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
         (ledger.VARIABLE, str(folder / LEDGER)),
+        (WORKSPACES, "poisoned" if poisoned else "unwritten"),
     )
     return replace(environment, variables=variables, patience=DEADLINE)
 
@@ -171,15 +193,35 @@ def _after(ruling: Ruling, case: Case) -> Ruling:
     return Ruling(replace(ruling.finding, message=f"not run: the kernel hangs at {case.id}"))
 
 
-def _run_case(case: Case, subject: Subject, cell: Cell, arena: Arena) -> tuple[CaseResult, Ruling]:
+def _run_case(
+    case: Case, subject: Subject, cell: Cell, arena: Arena, *, again: bool = False
+) -> tuple[CaseResult, Ruling]:
     """Run one case; returns its result, and the first failing ruling of
-    `verify.judging.run_checks`."""
-    entry = "backward" if "backward" in subject.declaration.entries else "forward"
+    `verify.judging.run_checks`.
+
+    again: run it a second time, with huge finite values and not NaN in outputs and workspaces, and
+    compare bits.
+    """
     trial = Trial(
-        subject.declaration, subject.config, case.problem, cell, arena, arch="", entry=entry
+        subject.declaration,
+        subject.config,
+        case.problem,
+        cell,
+        arena,
+        arch="",
+        entry=subject.entry,
     )
     for _, run, ruling in held(trial):
         if ruling.finding is not None:
             return CaseResult(case.id, run.reply.status, ruling.finding.message), ruling
     written = sum(tensor.numel() for tensor in trial.first.outputs.values())
-    return CaseResult(case.id, "ok", "" if written else "its outputs have no element"), Ruling()
+    against, differs = "" if written else "its outputs have no element", ""
+    if again:
+        run = trial.run("again", poison="huge")
+        ruling = fault(trial, run) or Ruling()
+        if ruling.finding is not None:
+            message = f"with huge values in outputs and workspaces: {ruling.finding.message}"
+            return CaseResult(case.id, run.reply.status, message), ruling
+        than = "a run with NaN"
+        differs = difference(run.outputs, trial.first.outputs, than)
+    return CaseResult(case.id, "ok", against, differs), Ruling()

@@ -11,25 +11,24 @@ run.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from torch import Tensor
-
-from verify.cell.arena import Arena, Plan, different, side_name
+from verify.cell.arena import Arena, Plan, side_name
 from verify.cell.concurrent import LAUNCHES
 from verify.cell.process import Cell, Environment, InfrastructureError
 from verify.cell.under_tool import Ended, ToolCell
 from verify.cell.ways import DELAYS
-from verify.judging.findings import first, place
 from verify.judging.launch import Launch
 from verify.judging.run_checks import fault, held
 from verify.judging.trial import Trial
 from verify.problem.case import Case
+from verify.sanitizers.bits import Outputs, difference
 from verify.sanitizers.facts import CaseResult, Facts, Judgement
 from verify.sanitizers.records import Record
 from verify.sanitizers.session import Session, Subject
-from verify.sanitizers.tool import SKEW
+from verify.sanitizers.tool import OUTPUT, SKEW
 
 SEEDS = (1, 2, 3, 4, 5)
 PROGRAM = "verify.sanitizers.delays"
@@ -37,8 +36,6 @@ NOT_DELAYED = "no barrier of it is known here: only repeats and streams were tri
 NOT_COMPARED = "declared not deterministic: bits were not compared"
 _LARGEST = 32 << 20  # bytes of one run's buffers, for launches at the same time
 DEADLINE = 30.0  # seconds for one run; builds do not count, and delays are of microseconds
-
-Outputs = Mapping[str, Tensor]
 
 
 @dataclass
@@ -52,17 +49,7 @@ class _Race:
     doubts: list[str] = field(default_factory=list)
     delayed: int = 0
     built: float = 0.0
-
-    @property
-    def entry(self) -> str:
-        return "backward" if "backward" in self.subject.declaration.entries else "forward"
-
-    @property
-    def repeats(self) -> bool:
-        contract = self.subject.declaration.contract
-        return (
-            contract.deterministic_backward if self.entry == "backward" else contract.deterministic
-        )
+    output: str = ""
 
     def run(self, environment: Environment) -> None:
         """Run every case, in one process."""
@@ -77,11 +64,13 @@ class _Race:
                 self.results.append(CaseResult(case.id, "hang", f"hangs: {cell.hung}"))
                 self.records.append(_record("Run", f"with delays it hangs: {cell.hung}"))
             else:
-                self.doubts.append("the process ended before its last case")
+                told = ": ".join(filter(None, (case.id, cell.refused, cell.output[-500:])))
+                self.doubts.append(f"the process ended before its last case: {told}")
         except InfrastructureError as error:
             self.doubts.append(f"{error}: {cell.output[-500:]}")
         finally:
             cell.finish()
+            self.output = cell.output
             cell.close()
             arena.close()
             self.built = cell.built
@@ -95,7 +84,7 @@ class _Race:
             cell,
             arena,
             arch="",
-            entry=self.entry,
+            entry=self.subject.entry,
         )
         for _, _, ruling in held(trial):
             if ruling.finding is not None:
@@ -105,7 +94,7 @@ class _Race:
             failed = None if run is trial.first else fault(trial, run)
             if failed is not None and failed.finding is not None:
                 return _record("Run", f"{what}: {failed.finding.message}")
-            told = _difference(what, pairs) if self.repeats else None
+            told = _difference(what, pairs) if self.subject.repeats else None
             if told is not None:
                 return _record("Race", told)
         self.results.append(CaseResult(case.id, "ok"))
@@ -119,15 +108,27 @@ class _Race:
             return Judgement("faulty", doubts, tuple(self.records), len(self.records))
         if doubts:
             return Judgement("inconclusive", doubts)
-        notes = ((NOT_DELAYED, not self.delayed), (NOT_COMPARED, not self.repeats))
+        notes = ((NOT_DELAYED, not self.delayed), (NOT_COMPARED, not self.subject.repeats))
         return Judgement("clean", tuple(note for note, holds in notes if holds))
 
 
-def race(environment: Environment, subject: Subject, seeds: Sequence[int] = SEEDS) -> Session:
-    """Run a subject's cases with every seed, each up to the first run whose bits differ."""
+def race(
+    environment: Environment,
+    subject: Subject,
+    seeds: Sequence[int] = SEEDS,
+    *,
+    folder: Path | None = None,
+) -> Session:
+    """Run a subject's cases with every seed, each up to the first run whose bits differ.
+
+    folder: where the end of the process's output is kept, if anywhere.
+    """
     begun = time.perf_counter()
     runs = _Race(subject, seeds)
     runs.run(environment)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / OUTPUT).write_text(runs.output, encoding="utf-8")
     facts = Facts(
         tool=SKEW,
         exit_code=0,
@@ -173,15 +174,6 @@ def _record(kind: str, text: str) -> Record:
 
 def _difference(what: str, pairs: Sequence[tuple[Outputs, Outputs]]) -> str | None:
     """In words, where outputs have other bits than they must; None if nowhere."""
-    for outputs, wanted in pairs:
-        for name, want in wanted.items():
-            changed = different(want, outputs[name])
-            if not bool(changed.any()):
-                continue
-            at = first(changed)
-            return (
-                f"a race: with delays of {what}, {name} is {float(outputs[name][at]):.9g} at"
-                f" {place(name, at)}, and {float(want[at]):.9g} in a run of seed 0;"
-                f" {int(changed.sum())} of {changed.numel()} elements differ"
-            )
-    return None
+    told = (difference(outputs, wanted, "a run of seed 0") for outputs, wanted in pairs)
+    differing = next(filter(None, told), None)
+    return None if differing is None else f"a race: with delays of {what}, {differing}"

@@ -12,6 +12,7 @@ from verify.cuda.toolkit import executables
 from verify.machine.settings import COMPUTE_SANITIZER
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+POISONED = "memcheck"  # under which every case runs a second time, over other poison
 SKEW = "skew"  # a tool of this suite: verify.sanitizers.skew
 EVERY = (*TOOLS, SKEW)
 ERROR_EXIT = 86  # the tool's exit code if it found errors in a program that ended with 0

@@ -1,8 +1,4 @@
-"""The course of a run: kernels that hang, builds that take long, a run that ends early.
-
-A fake tool starts the program like the real one, waits for its end and writes that nothing was
-found.
-"""
+"""The course of a run: kernels that hang, builds that take long, a run that ends early."""
 
 from __future__ import annotations
 
@@ -22,6 +18,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.harness.fake_sanitizer import fake_tool
 from verify.cell import under_tool
 from verify.cell.discovery import roster
 from verify.cell.process import PLAIN_CPU, ROOT
@@ -32,26 +29,12 @@ from verify.sanitizers import building, course, exports, page, session
 from verify.sanitizers.course import Course, worker_count
 from verify.sanitizers.lane import GROUP, Lane
 from verify.sanitizers.planted import PlantedFault
+from verify.sanitizers.records import Record
 from verify.sanitizers.report import LaneRun, told, write
 from verify.sanitizers.results import PlantedSession, Rehearsed
 from verify.sanitizers.session import NOT_RUN, Booth, Session, Subject, never_run
 from verify.sanitizers.tool import Sanitizer
 
-TOOL = """
-import os, subprocess, sys
-
-words, options = sys.argv[1:], {}
-if words == ["--version"]:
-    sys.exit(print("Version 2025.3.1.0"))
-while words[0].startswith("--"):
-    name = words.pop(0)
-    options[name] = "" if name == "--xml" else words.pop(0)
-code = subprocess.run(words, env=os.environ | {"UNDER_TOOL": "1"}).returncode
-open(options["--save"], "w").write("<ComputeSanitizerOutput></ComputeSanitizerOutput>")
-log = "========= COMPUTE-SANITIZER\\n========= ERROR SUMMARY: 0 errors\\n"
-open(options["--log-file"], "w").write(log)
-sys.exit(code)
-"""
 KERNEL = """
 import os, time
 from pathlib import Path
@@ -86,11 +69,8 @@ VARIANTS = [
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The fake tool; kernels leave notes in the folder `notes` beside it."""
-    path = tmp_path / "tools" / "compute-sanitizer"
-    path.parent.mkdir()
+    path = fake_tool(tmp_path / "tools")
     (path.parent / "notes").mkdir()
-    path.write_text(f"#!{sys.executable}\n{TOOL}", encoding="utf-8")
-    path.chmod(0o755)
     monkeypatch.setenv("NOTES", str(path.parent / "notes"))
     return path
 
@@ -167,6 +147,38 @@ def test_after_a_hang_no_case_is_tried_alone(subjects: dict[str, Subject], tmp_p
         assert "hangs: no answer" in verdict.finding.message
 
 
+def test_a_process_that_proved_nothing_is_run_once_more(
+    subjects: dict[str, Subject], tmp_path: Path
+) -> None:
+    """The only case of a process; why the first one proved nothing stays in the report."""
+    (case, _) = subjects["fill"].cases
+    subject = subjects["fill"].alone(case)
+    for words, wanted in (
+        (["inconclusive", "clean"], "clean"),
+        (["inconclusive", "inconclusive"], "inconclusive"),
+        (["faulty"], "faulty"),
+    ):
+        left = list(words)
+
+        class Process:
+            """A fake `Booth`."""
+
+            def sanitize(self, tool: str, subject: Subject, lane: int, name: str) -> Session:
+                outcome = left.pop(0)  # noqa: B023 - called in this turn alone
+                records = (Record(tool=tool, kind="Precise"),) if outcome == "faulty" else ()
+                reasons = ("out of memory",) if outcome == "inconclusive" else ()
+                judgement = session.Judgement(outcome, reasons, records, len(records))
+                return replace(never_run(tool, subject, ""), judgement=judgement)
+
+        with Recorder(tmp_path / str(len(words)) / wanted) as recorder:
+            lane = Lane(Process(), recorder, ("memcheck",), 1)  # type: ignore[arg-type]
+            (tried,) = lane.try_all([Rehearsed(0, subject, {})])
+        assert (tried.outcome, left) == (wanted, [])
+        assert len(tried.sessions) == len(words)
+        text = page.markdown(told(lane_run(tried=(tried,))))
+        assert ("clean; out of memory" in text) == (wanted == "clean")
+
+
 def lane_run(**more: Any) -> LaneRun:
     given = {"planted": (), **more}
     return LaneRun(run="r", device={}, sanitizer="1", tools=("memcheck",), whole=False, **given)
@@ -192,6 +204,9 @@ def test_what_did_not_fit_is_not_run_and_never_clean(
     text = page.markdown(data)
     assert "it ended early: the time of 0 s was over" in text
     assert "2 of 2 not run" in text
+    copy = PlantedSession(replace(fault, copy_of="kernel", spare=True), unrun)
+    assert "| **fill** | f | **not run** |" in page.markdown(told(lane_run(planted=(copy,))))
+    assert "was not run: this known-bad copy" in exports.junit(told(lane_run(planted=(copy,))))
     suite = ElementTree.fromstring(exports.junit(data).partition("\n")[2])
     assert len(suite.findall("testcase/error")) == 2
     (sarif,) = exports.sarif(data)["runs"]

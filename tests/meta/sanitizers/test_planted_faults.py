@@ -83,6 +83,7 @@ OPCODES = {
     "planted-missing-mbarrier-wait": (r"SYNCS\.ARRIVE", 1),
     "planted-divergent-barrier": (r"@!?P\d BAR\.SYNC", 1),
     "planted-unwritten-shared": (r"LDS", 1),
+    "planted-dirty-workspace": (r"FMUL.* 0\.5", 1),
     "planted-correct": (r"(?<!P\d )BAR\.SYNC", 1),
 }
 
@@ -104,8 +105,9 @@ def test_the_compiler_keeps_a_planted_fault(
 def test_a_fault_of_the_memory_is_made_at_the_launch() -> None:
     q = torch.zeros(4)
     for variant, fault in tiny.FAULTS.items():
-        address, held = tiny.memory(variant, q)
-        assert (address == q.data_ptr()) == (fault not in ("freed", "unwritten"))
+        workspace = {"scratch": torch.zeros(4)}
+        address, held = tiny.memory(variant, q, workspace)
+        assert (address == q.data_ptr()) == (fault not in ("freed", "unwritten", "HALVED"))
         assert (address == held.data_ptr()) == (fault != "freed")
     assert len(tiny._leaked) == 1
 
@@ -125,7 +127,7 @@ def test_every_planted_kernel_begins_once_before_any_begins_again(
     class Booth:
         """Notes the sessions in the order in which they begin; finds every kernel clean."""
 
-        environment = None
+        environment, folder = None, tmp_path
 
         def sanitize(self, tool: str, subject: object, lane: int, name: str) -> object:
             begun.append((name.removeprefix("planted-"), tool))
@@ -133,7 +135,7 @@ def test_every_planted_kernel_begins_once_before_any_begins_again(
 
     race = SimpleNamespace(tool=SKEW, judgement=Judgement("clean"), built=0.0, hang=None)
     subject = SimpleNamespace(declaration=SimpleNamespace(ref="planted"))
-    monkeypatch.setattr(lane, "race", lambda environment, subject: race)
+    monkeypatch.setattr(lane, "race", lambda environment, subject, **_: race)
     monkeypatch.setattr(lane, "_planted_subjects", lambda faults: dict.fromkeys(BY_NAME, subject))
     with Recorder(tmp_path) as recorder:
         lane.Lane(cast(Any, Booth()), recorder, TOOLS, 1).plant(FAULTS)

@@ -367,10 +367,12 @@ def test_a_copy_that_its_tool_misses_is_tried_with_delays(
         spare=True,
     )
     under = cast(Booth, Oracle({(3, 1): under_tool}))
-    under.environment = PLAIN_CPU
+    under.environment, under.folder = PLAIN_CPU, tmp_path
     monkeypatch.setattr(
         "verify.sanitizers.lane.race",
-        lambda environment, subject: Oracle({(3, 1): with_delays}).sanitize("skew", subject, 0, ""),
+        lambda environment, subject, **_: Oracle({(3, 1): with_delays}).sanitize(
+            "skew", subject, 0, ""
+        ),
     )
     monkeypatch.setattr(
         "verify.sanitizers.lane._planted_subjects", lambda faults: {copy.variant: SUBJECT}

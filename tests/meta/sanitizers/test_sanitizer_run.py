@@ -373,7 +373,7 @@ def test_no_kernel_is_tried_under_a_tool_that_misses_its_fault(lane: Lane) -> No
     assert (verdict.oracle, verdict.outcome) == ("memcheck", "pass")
 
 
-def raced(environment: Environment, subject: Subject) -> Session:
+def raced(environment: Environment, subject: Subject, **_: object) -> Session:
     """A kernel without a barrier, tried with delays."""
     facts = Facts(tool="skew", exit_code=0, summary=None, records=(), results=(), expected_cases=1)
     return Session("skew", subject, Judgement("clean", (NOT_DELAYED,)), 61.0, facts)

@@ -101,7 +101,7 @@ def race(
     def run(body: str, delayed: int = 1, **contract: bool) -> Session:
         class Process(Cell):
             output = ""
-            hung = ""
+            hung = refused = ""
             built = 0.0
 
             def __init__(self, environment: Environment, prefix: object, program: str) -> None:
