@@ -6,7 +6,9 @@ import math
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -159,6 +161,19 @@ exit_first = click.option(
 strict = click.option(
     "--strict", is_flag=True, help="Exit with 1 where a declaration is lenient or narrow."
 )
+
+
+def exports(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--junit, --sarif and --summary."""
+    for name, what in (
+        ("summary", "Append a summary below 60 kB, in Markdown, for a pull request, to this file."),
+        ("sarif", "Write the failing cases to this file, as SARIF 2.1.0."),
+        ("junit", "Write the verdicts to this file, as JUnit XML."),
+    ):
+        command = click.option(
+            f"--{name}", type=click.Path(dir_okay=False, path_type=Path), help=what
+        )(command)
+    return command
 
 
 def existing(kernels: tuple[Path, ...]) -> tuple[Path, ...]:

@@ -11,6 +11,7 @@ import click
 
 from verify.campaign.runner import CLEAN, FAILED, RunRequest, execute
 from verify.cli import options
+from verify.cli.files import Files
 from verify.cli.options import UsageError, console, existing
 from verify.cli.summary import conclude
 
@@ -28,7 +29,15 @@ from verify.cli.summary import conclude
 @options.all_configs
 @options.exit_first
 @options.strict
-def run(kernels: tuple[Path, ...], strict: bool, **choices: Any) -> int:
+@options.exports
+def run(
+    kernels: tuple[Path, ...],
+    strict: bool,
+    junit: Path | None,
+    sarif: Path | None,
+    summary: Path | None,
+    **choices: Any,
+) -> int:
     """Judge KERNELS (by default the collection under kernels/) on random problems with every
     oracle.
 
@@ -39,9 +48,11 @@ def run(kernels: tuple[Path, ...], strict: bool, **choices: Any) -> int:
     verify run my_kernel.py
     verify run my_kernel.py -x
     verify run --examples 200 -k bfloat16
+    verify run my_kernel.py --junit verdicts.xml --summary "$GITHUB_STEP_SUMMARY"
     """
     request = RunRequest(kernels=existing(kernels), **choices)
-    return conclude(request, lambda: execute(request, console), strict=strict)
+    files = Files(junit, sarif, summary)
+    return conclude(request, lambda: execute(request, console), strict=strict, files=files)
 
 
 @click.command()

@@ -25,6 +25,7 @@ from verify.campaign.runner import (
     failing,
     say,
 )
+from verify.cli.files import Files
 from verify.cli.options import console
 from verify.evidence import Evidence, Verdict
 from verify.evidence.errors import JudgeError
@@ -118,17 +119,19 @@ def conclude(
     where: Path | None = None,
     complete: bool = True,
     strict: bool = False,
+    files: Files | None = None,
 ) -> int:
     """Run a campaign with `judge`, print its results, and return the exit code.
 
     where: the folder of its report, if it is not the usual one.  complete: whether an incomplete
-    campaign is an error.  strict: whether a lenient or narrow declaration fails.
+    campaign is an error.  strict: whether a lenient or narrow declaration fails.  files: what to
+    write for other programs.
     """
     try:
         status = judge()
     except Interrupted:
         return _interrupted(request)
-    return finish(request, status, where, complete, strict)
+    return finish(request, status, where, complete, strict, files)
 
 
 def finish(
@@ -137,6 +140,7 @@ def finish(
     where: Path | None = None,
     complete: bool = True,
     strict: bool = False,
+    files: Files | None = None,
 ) -> int:
     """Print the results of a run that has ended, and return the exit code."""
     evidence = evidence_of(request)
@@ -149,6 +153,8 @@ def finish(
     shortfalls = None if report is None or stopped else _shortfalls(report)
     outcome = Outcome(evidence, xfails_in(evidence), errors_of(request.directory), shortfalls)
     lines = _show(outcome, report)
+    if files is not None:
+        files.write(report)
     if changed_since():
         say(
             console,

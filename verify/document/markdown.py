@@ -37,21 +37,22 @@ def code(said: object) -> str:
     return f"`{line}`"
 
 
-def render(document: doc.Document, rest: str = "") -> str:
-    """The page, shorter than LIMIT bytes.
+def render(document: doc.Document, rest: str = "", limit: int = 0) -> str:
+    """The page, shorter than so many bytes, or than LIMIT.
 
     A page that would be longer loses its sections of details, for which it names `rest`, the place
     where they are; and is cut if it is too long still.
     """
+    limit = limit or LIMIT
     whole = _page(document, document.sections)
-    if len(whole.encode("utf-8", "backslashreplace")) < LIMIT:
+    if len(whole.encode("utf-8", "backslashreplace")) < limit:
         return whole
     kept = tuple(section for section in document.sections if not section.detail)
     short = f"{_page(document, kept)}\nThe details are in {escape(rest)}.\n"
     note = f"\n\n(cut; the rest: {escape(rest)})\n"
-    if len(short.encode("utf-8", "backslashreplace")) < LIMIT:
+    if len(short.encode("utf-8", "backslashreplace")) < limit:
         return short
-    return short.encode()[: LIMIT - len(note) - 1].decode(errors="ignore") + note
+    return short.encode()[: limit - len(note) - 1].decode(errors="ignore") + note
 
 
 def _page(document: doc.Document, sections: tuple[doc.Section, ...]) -> str:

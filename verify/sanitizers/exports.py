@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
-from xml.etree import ElementTree
 
+from verify.document import junit as xml
 from verify.evidence.strict_json import encode
 from verify.sanitizers.account import Account, Failed, Planted, Shown
 
@@ -90,66 +90,45 @@ def _location(record: Shown) -> dict[str, Any]:
 def junit(account: Account) -> str:
     """JUnit XML: a test case for each planted fault and tool, and for each case and tool; each
     failure has one of its own."""
-    suite = ElementTree.Element("testsuite", name="sanitizers")
     cases = [*_planted(account), *_tried(account)]
     for left in account["not_run"]:
-        case = ElementTree.Element("testcase", classname=left["variant"], name="sanitize")
-        ElementTree.SubElement(case, "skipped", message=left["reason"])
+        case = xml.case(left["variant"], "sanitize")
+        xml.skip(case, left["reason"])
         cases.append(case)
-    suite.extend(cases)
-    suite.attrib |= {
-        "tests": str(len(cases)),
-        "failures": str(sum(case.find("failure") is not None for case in cases)),
-        "errors": str(sum(case.find("error") is not None for case in cases)),
-        "skipped": str(len(account["not_run"])),
-        "time": str(account["seconds"]),
-    }
-    ElementTree.indent(suite)
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+    return xml.document("sanitizers", cases, account["seconds"])
 
 
-def _planted(account: Account) -> Iterator[ElementTree.Element]:
+def _planted(account: Account) -> Iterator[xml.Case]:
     for planted in account["planted"]:
-        name = f"{planted['variant']} under {planted['tool']}"
-        case = ElementTree.Element("testcase", classname="planted", name=name)
+        case = xml.case("planted", f"{planted['variant']} under {planted['tool']}")
         if not planted["holds"]:
             said = "; ".join([planted["outcome"], *planted["reasons"]])
-            _fail(case, f"wanted {planted['wanted']}, got {said}", "")
+            xml.fail(case, f"wanted {planted['wanted']}, got {said}")
         yield case
     not_tried = untried(account["planted"])
     for copy in uncaught(account["planted"]):
-        case = ElementTree.Element("testcase", classname="planted", name=f"{copy} is caught")
+        case = xml.case("planted", f"{copy} is caught")
         words = "was not run:" if copy in not_tried else "nothing caught"
-        _fail(case, f"{words} this known-bad copy", "")
+        xml.fail(case, f"{words} this known-bad copy")
         yield case
 
 
-def _tried(account: Account) -> Iterator[ElementTree.Element]:
+def _tried(account: Account) -> Iterator[xml.Case]:
     for tried in account["tried"]:
         for case_id, outcome in tried["cases"].items():
-            name = f"{case_id} under {tried['tool']}"
-            case = ElementTree.Element("testcase", classname=tried["variant"], name=name)
+            case = xml.case(tried["variant"], f"{case_id} under {tried['tool']}")
             if outcome == "not run":
-                ElementTree.SubElement(case, "error", message=f"not run: {account.get('cut')}")
+                xml.error(case, f"not run: {account.get('cut')}")
             if outcome in ("clean", "not run"):
                 yield case
     for failure in account.get("failures", []):
         name = f"{failure['case']} under {failure['tool'] or 'no tool'}"
-        case = ElementTree.Element("testcase", classname=failure["variant"], name=name)
+        case = xml.case(failure["variant"], name)
         said = {
             **(failure["record"] or {}),
             "launched at": failure["frame"],
             "replay": failure["replay"],
         }
         lines = (f"{name}: {value}" for name, value in said.items() if value)
-        _fail(case, failure["message"], "\n".join(lines))
+        xml.fail(case, failure["message"], "\n".join(lines))
         yield case
-
-
-def _fail(case: ElementTree.Element, message: str, text: str) -> None:
-    ElementTree.SubElement(case, "failure", message=_legal(message)).text = _legal(text)
-
-
-def _legal(text: str) -> str:
-    """Without the characters that XML 1.0 forbids."""
-    return "".join(c if c >= " " or c in "\n\t" else "?" for c in text)
