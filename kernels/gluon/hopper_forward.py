@@ -328,6 +328,8 @@ _BUILDS = (
     (2, "float16", 64, "causal"),
     (2, "bfloat16", 256, "full"),
     (2, "float16", 256, "window"),
+    (3, "float16", 128, "causal"),
+    (3, "bfloat16", 64, "interval"),
 )
 
 # Bytes per thread, with Triton 3.6 and 3.7: S of two blocks and O are held at the same time, of 255
@@ -337,6 +339,7 @@ _SPILL_BUDGETS = {
     "m128n128w8s2, bfloat16, d 128, causal": 128,
     "m128n128w8s2, float16, d 256, causal": 1408,
     "m64n64w4s3, bfloat16, d 256, full": 352,
+    "m64n128w4s1, float16, d 128, causal": 96,
     "m64n64w4s3, float16, d 256, window": 384,
 }
 
@@ -370,6 +373,7 @@ VARIANT = Variant(
         Config(block_m=128, block_n=128, num_warps=8, num_stages=2),
         Config(block_m=128, block_n=64, num_warps=8, num_stages=2),
         Config(block_m=64, block_n=64, num_warps=4, num_stages=3),
+        Config(block_m=64, block_n=128, num_warps=4, num_stages=1),
     ),
     support=SUPPORT,
     numerics=Numerics(

@@ -11,7 +11,8 @@ along the keys already, and one that needs no mask goes from the asynchronous co
 A row of V holds one number for each key, and masks keys inside it.  A mask of single bytes would
 take single loads, so an aligned tile is loaded in pieces of 16 keys, if a row of the tile sees one
 of them, and what none sees becomes 0 afterwards: it may be NaN, and 0 * NaN is not 0.  A piece can
-reach up to 15 keys beyond seqlen_kv, and never beyond its row, whose pitch is a multiple of 16.
+reach up to 15 keys beyond seqlen_kv, into the pitch of its row, a multiple of 16.  Behind the last
+row there may be none: where the storage ends there, V is loaded key by key.
 
 There are two variants.  `triton-fp8-transposed-forward` adds the sums of 32 products in fp32, as
 `fp8_forward` does.  `triton-fp8-transposed-block-forward` takes on sm_90 the 13 bits of wgmma for
@@ -201,6 +202,13 @@ def _fp8_transposed_forward(  # noqa: PLR0912, PLR0915, PLR0917
 aligned, general = twice(_fp8_transposed_forward)
 
 
+def whole_pieces(v: Tensor) -> bool:
+    """Whether the last PIECE of every row lies in V's storage, so that it may be read whole."""
+    pieces = -(-v.shape[3] // PIECE.value)
+    rows = sum((size - 1) * step for size, step in zip(v.shape[:3], v.stride()[:3], strict=True))
+    return v.storage_offset() + rows + pieces * PIECE.value <= v.untyped_storage().nbytes()
+
+
 def launch(
     promotion: int | str, args: AttentionArgs, out: Tensor, lse: Tensor | None, *, widen: bool
 ) -> Launch:
@@ -213,7 +221,7 @@ def launch(
     v = args.stored["v"].tensors[""]
     mask = mask_build(args)
     bucket = max(BUCKETS[0], head_dim_bucket(max(args.head_dim, args.head_dim_v)))
-    fast = is_aligned(args, out, v)
+    fast = is_aligned(args, out, v) and whole_pieces(v)
     blocks = effective_blocks(args.config, bucket, fast)
     factors: tuple[Tensor, ...] | None = None
     factor_steps: tuple[tuple[int, ...], ...] | None = None

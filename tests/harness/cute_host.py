@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -251,16 +251,16 @@ BUILDS = {
 """Head dims that are no multiple of 64 or above 128; 64 and 128 have the same pieces and blocks."""
 
 
-def compiled(folder: Path) -> Path:
-    """The library of all builds; CuTe's headers, which take longest, are read once."""
+def compiled(folder: Path, names: Iterable[str] = BUILDS) -> Path:
+    """The library of these builds; CuTe's headers, which take longest, are read once."""
     shutil.rmtree(folder, ignore_errors=True)  # what a compilation that failed has left
     program = PROGRAM
     tiles = without_guard(SOURCE.with_name("tiles.cuh"))
     for name, swizzle in PLACED.items():
         text = Edit(re.escape(SWIZZLE), swizzle).apply({"tiles": tiles})["tiles"]
         program += PLACES.replace("NAME", name).replace("TILES", text)
-    for name, (config, dtype, head_dim) in BUILDS.items():
-        launch = kernel.launch(config, dtype, head_dim, "")
+    for name in names:
+        launch = kernel.launch(*BUILDS[name], "")
         program += build(folder, name, launch, FAULTS)
     return compiled_program(folder, program)
 

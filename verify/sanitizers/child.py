@@ -19,7 +19,7 @@ from verify.cell.child import KernelProcess, serve_at
 from verify.cell.isolated_buffers import IsolatedBuffers
 from verify.cell.launching import launch
 from verify.machine.settings import WORKSPACES
-from verify.sanitizers import building, ledger
+from verify.sanitizers import building, ledger, scratch
 
 
 class IsolatedKernelProcess(KernelProcess):
@@ -27,6 +27,7 @@ class IsolatedKernelProcess(KernelProcess):
 
     def _run(self, message: dict[str, Any]) -> dict[str, Any]:
         ledger.begin_run()
+        scratch.fill()
         variant = self.variants[message["variant"]]
         device = message["device"]
         poisoned = os.environ.get(WORKSPACES) == "poisoned"

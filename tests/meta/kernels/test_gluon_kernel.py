@@ -34,7 +34,7 @@ from verify.variant import AttentionArgs, Build, Unsupported, arch_named, compil
 
 torch.set_num_threads(1)
 
-TALL, NARROW, SMALL = kernel.VARIANT.configs
+TALL, NARROW, SMALL, ALONE = kernel.VARIANT.configs
 PLAIN = Problem(seqlen_q=4, seqlen_kv=4, head_dim=64, dtype="float16")
 
 
@@ -237,7 +237,12 @@ def verdict(made: Host, text: str, config: Any) -> str | None:
 )
 def test_its_text_stays_inside_its_bounds(text: str) -> None:
     """And writes no element beside O and LSE, which `run` asserts."""
-    for config, dtype in ((TALL, "bfloat16"), (NARROW, "float16"), (SMALL, "float16")):
+    for config, dtype in (
+        (TALL, "bfloat16"),
+        (NARROW, "float16"),
+        (SMALL, "float16"),
+        (ALONE, "bfloat16"),
+    ):
         assert verdict(host(), f"{text},dtype={dtype}", config) is None
 
 

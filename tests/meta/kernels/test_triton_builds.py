@@ -214,3 +214,20 @@ def test_where_triton_interprets_nothing_is_compiled():
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
     )
     assert "unset TRITON_INTERPRET" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("seqlen_kv", "behind", "whole"),
+    [(128, 0, True), (116, 0, False), (116, 11, False), (116, 12, True), (116, 100, True)],
+)
+def test_transposed_v_is_not_read_behind_its_storage(
+    seqlen_kv: int, behind: int, whole: bool
+) -> None:
+    """A piece of 16 keys may reach into the pitch of a row, and the last row may have none."""
+    heads, dims, pitch = 2, 32, 128
+    elements = (heads * dims - 1) * pitch + seqlen_kv + behind
+    storage = torch.empty(elements, dtype=torch.float8_e4m3fn)
+    v = storage.as_strided(
+        (1, heads, dims, seqlen_kv), (heads * dims * pitch, dims * pitch, pitch, 1)
+    )
+    assert fp8_transposed_forward.whole_pieces(v) is whole
