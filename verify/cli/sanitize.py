@@ -177,7 +177,7 @@ def _try(
         for number, choice in longest
         if not lane.course.over()  # to select problems takes a second
     )
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(2) as beside:
         rehearsed = (
             None if request.planted_only else beside.submit(lane.rehearse, subjects, environment)
         )
@@ -188,11 +188,12 @@ def _try(
             raise
         dead = {each.session.tool for each in planted if not each.holds}
         say_plainly(console, f"planted faults: {len(planted)} processes, {len(dead)} tools failed")
+        delayed = beside.submit(lane.delay)  # copies that no tool has caught prove nothing of tools
         if not lane.course.over():
             lane.tools = tuple(tool for tool in lane.tools if tool not in dead)
-        if rehearsed is None or not planted or not lane.tools:
-            return
-        lane.try_all(rehearsed.result())
+        if rehearsed is not None and planted and lane.tools:
+            lane.try_all(rehearsed.result())
+        delayed.result()
 
 
 def say_plainly(console: Console, line: str) -> None:

@@ -28,7 +28,7 @@ from verify.sanitizers.results import (
 )
 from verify.sanitizers.session import NOT_RUN, Booth, Session, Subject, never_run, rehearse
 from verify.sanitizers.skew import race
-from verify.sanitizers.tool import SKEW
+from verify.sanitizers.tool import EVERY, SKEW
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -52,6 +52,7 @@ class Lane:
     course: Course = field(default_factory=Course)
     planted: list[PlantedSession] = field(default_factory=list)
     tried: list[TriedSubject] = field(default_factory=list)
+    _subjects: dict[str, Subject] = field(default_factory=dict)  # of planted faults
     _free: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)
 
     def __post_init__(self) -> None:
@@ -61,29 +62,40 @@ class Lane:
     # Planted faults.
 
     def plant(self, faults: tuple[PlantedFault, ...]) -> list[PlantedSession]:
-        """Run every planted fault under its tools, and a spare copy that they miss with delays.
-        Raises InfrastructureError if one cannot run."""
+        """Run every planted fault under its tools.  Raises InfrastructureError if one cannot
+        run."""
         with self.course.process("builds", "loading the planted kernels"):
-            subjects = _planted_subjects(faults)
+            self._subjects = _planted_subjects(faults)
+        turns = [
+            (fault, tool)
+            for fault, tool in _in_turn(faults, self.tools)
+            if fault.variant in self._subjects
+        ]
+        return self._plant_all(turns)
+
+    def delay(self) -> list[PlantedSession]:
+        """Run every spare copy that `plant` has tried, and no tool has caught, with delays."""
+        caught = {each.fault.variant for each in self.planted if each.shown}
+        tried = dict.fromkeys(each.fault for each in self.planted)
+        missed = [fault for fault in tried if fault.spare and fault.variant not in caught]
+        return self._plant_all([(fault, SKEW) for fault in missed])
+
+    def _plant_all(self, turns: Sequence[tuple[PlantedFault, str]]) -> list[PlantedSession]:
         with ThreadPoolExecutor(self.workers) as pool:
             futures = {
-                pool.submit(self._plant, tool, subjects[fault.variant], fault): fault
-                for fault, tool in _in_turn(faults, self.tools)
-                if fault.variant in subjects
+                pool.submit(self._plant, tool, self._subjects[fault.variant], fault): fault
+                for fault, tool in turns
             }
             for fault, session in _results(futures):
                 self.planted.append(PlantedSession(fault, session))
-            caught = {each.fault.variant for each in self.planted if each.shown}
-            missed = {
-                pool.submit(self._plant, SKEW, subjects[fault.variant], fault): fault
-                for fault in faults
-                if fault.spare and fault.variant in subjects and fault.variant not in caught
-                if fault.tried_under(self.tools)
-            }
-            for fault, session in _results(missed):
-                self.planted.append(PlantedSession(fault, session))
-        order = (*self.tools, SKEW)
-        self.planted.sort(key=lambda t: (faults.index(t.fault), order.index(t.session.tool)))
+        order = list(self._subjects)
+        self.planted = sorted(
+            self.planted,
+            key=lambda each: (
+                order.index(each.fault.variant),
+                EVERY.index(each.session.tool),
+            ),
+        )
         return self.planted
 
     def _plant(self, tool: str, subject: Subject, fault: PlantedFault) -> Session:

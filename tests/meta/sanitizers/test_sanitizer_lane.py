@@ -378,7 +378,9 @@ def test_a_copy_that_its_tool_misses_is_tried_with_delays(
         "verify.sanitizers.lane._planted_subjects", lambda faults: {copy.variant: SUBJECT}
     )
     with Recorder(tmp_path) as recorder:
-        planted = Lane(under, recorder, ("memcheck",), 1).plant((copy,))
+        lane = Lane(under, recorder, ("memcheck",), 1)
+        lane.plant((copy,))
+        planted = lane.delay()
     run = LaneRun(
         run="run",
         device={},
