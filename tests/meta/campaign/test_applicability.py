@@ -71,7 +71,7 @@ def test_features_are_columns_and_what_is_not_asked_has_its_premise() -> None:
     table = applicability.table([])
     scales = " | ".join(f"descales by {word}" for word in ("tensor", "head", "block64", "block128"))
     stored = "transposed storage | transposedv storage"
-    assert f"| oracle | group | softcap | {scales} | {stored} |\n" in table
+    assert f"| oracle | group | softcap | {scales} | {stored} | output in 8 bits |\n" in table
     assert f"| bound | accuracy |{7 * ' yes |'}\n" in table
     broken = "no: needs factors_by_head"
     row = f"no: needs linear_scores | yes | yes | {broken} | {broken} | yes | yes |"
