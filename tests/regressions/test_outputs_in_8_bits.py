@@ -47,6 +47,7 @@ def asked() -> list[Oracle]:
 
 JUDGED = (
     "bound",
+    "gather",
     "empty_rows",
     "repeat",
     "poison",
@@ -88,7 +89,7 @@ def test_scales_that_make_no_sense_are_refused_by_name(
 def test_an_oracle_that_needs_a_plain_output_is_not_asked() -> None:
     p = problem_of("float8_e4m3fn")
     reasons = {oracle.name: broken(oracle.needs, p) for oracle in oracles()}
-    for name in ("counting", "gather", "dyadic", "convexity", "split_merge", "power_of_two"):
+    for name in ("counting", "linearity", "dyadic", "convexity", "split_merge", "power_of_two"):
         assert "exact_output" in (reasons[name] or ""), name
         assert "which output in 8 bits breaks" in (reasons[name] or ""), name
     assert {oracle.name for oracle in asked()} == set(JUDGED)
@@ -106,7 +107,11 @@ def test_a_backward_of_a_saved_output_in_8_bits_is_refused_by_name() -> None:
 
 def judged(oracle: Oracle, output: str, spoil: Callable[..., Tensor]) -> object:
     """The finding of an oracle on a kernel whose O in fp32 `spoil` turns into what is stored."""
-    distribution = {"key_shift": "small_integers", "integer_scores": "small_integers"}
+    distribution = {
+        "gather": "gather",
+        "key_shift": "small_integers",
+        "integer_scores": "small_integers",
+    }
     p = problem_of(output)
     if oracle.name in distribution:
         p = p.but(distribution=distribution[oracle.name])
@@ -133,6 +138,30 @@ def test_a_scale_forgotten_or_applied_twice_is_convicted(output: str, times: int
 
     bound = next(oracle for oracle in asked() if oracle.name == "bound")
     assert judged(bound, output, spoil) is not None
+
+
+@pytest.mark.parametrize("output", DTYPES)
+@pytest.mark.parametrize("scale", [1.0, 104.5, 448.0])
+def test_gather_convicts_an_output_that_is_cut_instead_of_rounded(
+    output: str, scale: float
+) -> None:
+    """The P of this kernel has the 8 bits of O: its bound is too wide for that."""
+
+    def cut(out: Tensor, p: Problem) -> Tensor:
+        whole = stored(out, p)
+        exponent = torch.frexp(whole).exponent.clamp(min=p.format_out.emin + 1)
+        last = exponent - p.format_out.precision
+        return torch.ldexp(torch.ldexp(whole, -last).trunc(), last)
+
+    p = problem_of(output, distribution="gather", output_scale=scale)
+    gather = next(oracle for oracle in asked() if oracle.name == "gather")
+    declaration = declared(dtypes_out=DTYPES)
+    for spoil, right in ((stored, True), (cut, False)):
+        kernel = Kernel(spoil=lambda out, of, call, spoil=spoil: spoil(out, of))
+        finding = gather.rule(trial(kernel, p, declaration)).finding
+        assert (finding is None) == right, finding
+        if finding is not None:
+            assert "should be row" in finding.message
 
 
 def test_infinity_is_never_right_in_8_bits() -> None:

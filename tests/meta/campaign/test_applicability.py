@@ -76,7 +76,7 @@ def test_features_are_columns_and_what_is_not_asked_has_its_premise() -> None:
     broken = "no: needs factors_by_head"
     row = f"no: needs linear_scores | yes | yes | {broken} | {broken} | yes | yes | yes |"
     assert f"| key_shift | key_shift | {row}\n" in table
-    offsets = r"\| no: needs strided_storage \| no: needs exact_output \|\n"
+    offsets = r"\| no: needs strided_storage \| yes \|\n"
     assert re.search(rf"\| long_offsets \|.*{offsets}", table)
 
 
