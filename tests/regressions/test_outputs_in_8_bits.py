@@ -164,6 +164,19 @@ def test_gather_convicts_an_output_that_is_cut_instead_of_rounded(
             assert "should be row" in finding.message
 
 
+@pytest.mark.parametrize(("scale", "saturated"), [(16.0, False), (2.0**12, True)])
+def test_what_8_bits_lose_is_measured_apart_from_the_kernel(scale: float, saturated: bool) -> None:
+    p = problem_of("float8_e4m3fn", output_scale=scale)
+    bound = next(oracle for oracle in asked() if oracle.name == "bound")
+    kernel = Kernel(spoil=lambda out, of, call: stored(out, of))
+    measures = bound.rule(trial(kernel, p, declared(dtypes_out=DTYPES))).measures
+    assert (measures["saturated_out"] > 0) == saturated
+    assert 0.0 < measures["rounded_out"] < 2.0**-4
+    assert abs(measures["rms_out"] / measures["rounded_out"] - 1) < 0.05
+    wide = bound.rule(trial(Kernel(), p.but(dtype_out="float16", output_scale=1.0))).measures
+    assert not {"rms_out", "rounded_out", "saturated_out"} & set(wide)
+
+
 def test_infinity_is_never_right_in_8_bits() -> None:
     def spoil(out: Tensor, p: Problem) -> Tensor:
         whole = out * 2.0**12 * p.output_scale
