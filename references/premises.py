@@ -56,6 +56,10 @@ class Premise(StrEnum):
     EXACT_OUTPUT = "exact_output"
     """O is rounded once to its dtype, and not scaled before."""
 
+    KNOWN_OUTPUT = "known_output"
+    """O is rounded once to its dtype; it may be multiplied by one known factor before, and cut to
+    the largest finite number."""
+
 
 class Feature(Protocol):
     """A property beyond plain attention: a score mod, a storage, a quantisation."""

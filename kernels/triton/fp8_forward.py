@@ -1,5 +1,5 @@
-"""FlashAttention-2 forward of e4m3 inputs with log-sum-exp, in Triton; output in bfloat16 or
-float16.
+"""FlashAttention-2 forward of e4m3 inputs with log-sum-exp, in Triton; output in bfloat16, float16,
+e4m3 or e5m2.
 
 The algorithm is that of `flash_forward` (Dao, arXiv 2307.08691, algorithm 1) with both products in
 8 bits, as in FlashAttention-3 (Shah et al., arXiv 2407.08608, section 3.3).  q, k and v may come
@@ -12,6 +12,7 @@ dq, k dk and v dv:
     l     = alpha l + sum p                         p in fp32, before it is rounded
     acc   = alpha acc + round(256 p) v              to e4m3, whose range p takes from 1 to 2^-17
     O     = acc / l (dv / 256),  LSE = ln 2 (m + log2 l)
+    O8    = round(clamp(s O)), where O is in 8 bits with a factor s
 
 FlashAttention-3 writes 256 p as 2^(x - (m' - 8)).  Where m is large that rounds m' - 8, and 256 p
 may leave e4m3's range; p is multiplied here instead, which is exact, keeps 256 p at most 256, and
@@ -81,12 +82,20 @@ from verify.variant import (
 
 BUCKETS = (32, 64, 128, 256)  # an 8-bit product is 32 deep
 PROMOTION = 32
+# The largest finite numbers of the 8-bit formats of O.
+LARGEST_OUT = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 
 @triton.jit
 def _descale(descales, steps, NUMBER: tl.constexpr, batch, head_kv):
     """The factor of that tensor of q, k and v."""
     return tl.load(head_of(descales[NUMBER], steps[NUMBER], batch, head_kv, False))
+
+
+@triton.jit
+def saturated(x, largest: tl.constexpr):
+    """x between -largest and largest, which the cast to 8 bits need not see to; NaN stays NaN."""
+    return tl.clamp(x, -largest, largest, propagate_nan=tl.PropagateNan.ALL)
 
 
 def _fp8_forward(  # noqa: PLR0915, PLR0917
@@ -108,6 +117,7 @@ def _fp8_forward(  # noqa: PLR0915, PLR0917
     diagonal_low: tl.int32,  # row r sees keys from r + diagonal_low (KIND "window")
     diagonal_high: tl.int32,  # to r + diagonal_high, inclusive (KIND "causal" and "window")
     scale_log2: tl.float32,
+    output_scale,  # float32, of an 8-bit O; None if O has 16 bits
     KIND: tl.constexpr,
     WIDEN: tl.constexpr,  # multiply in fp16
     IMPRECISE: tl.constexpr,  # products that a 13-bit accumulator may add up
@@ -116,6 +126,7 @@ def _fp8_forward(  # noqa: PLR0915, PLR0917
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
+    LARGEST_OUT: tl.constexpr,  # finite number of an 8-bit O; None if O has 16 bits
 ):
     head_dim, head_dim_v = plain_dims(head_dims, ALIGNED)
     # The last tile first, since causal rows grow longer.
@@ -196,6 +207,8 @@ def _fp8_forward(  # noqa: PLR0915, PLR0917
     # An empty row has l = 0, acc = 0 and m = -inf, so O = 0 and LSE = -inf.
     denominator = tl.where(l == 0.0, 1.0, l)
     o_tile = acc / denominator[:, None] * factor_v
+    if output_scale is not None:
+        o_tile = saturated(o_tile * output_scale, LARGEST_OUT)
     lse_rows = 0.6931471805599453 * (m + tl.log2(denominator))
     valid = rows < seqlen_q
     o_rows = rows_of(head_of(out, steps[3], batch, head, ALIGNED), steps[3], row, ALIGNED)
@@ -220,6 +233,11 @@ def effective_blocks(config: Config, bucket: int, aligned: bool = True) -> Block
         return declared
     rows = 32 if aligned or bucket <= 128 else 16
     return Blocks(rows, declared.block_n, num_warps=8, num_stages=2)
+
+
+def output_scale(args: AttentionArgs, out: Tensor) -> float | None:
+    """The factor of an 8-bit O; None if O has 16 bits."""
+    return args.output_scale if out.dtype in LARGEST_OUT else None
 
 
 def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None, *, widen: bool) -> Launch:
@@ -247,8 +265,14 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None, *, widen: bool)
             head_dims(args, aligned=fast),
             *counts(args, args.heads_q, mask),
             args.softmax_scale * LOG2_E,
+            output_scale(args, out),
         ),
-        {**blocks.keywords(mask.kind, bucket, fast), "WIDEN": widen, "IMPRECISE": PROMOTION},
+        {
+            **blocks.keywords(mask.kind, bucket, fast),
+            "WIDEN": widen,
+            "IMPRECISE": PROMOTION,
+            "LARGEST_OUT": LARGEST_OUT.get(out.dtype),
+        },
     )
 
 
@@ -261,15 +285,16 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
 
 
 def builds(arch: str) -> list[Build]:
-    """Every config by head-dim bucket with factors per head, each mask once, and a build for
-    unaligned rows; from sm_89 on."""
+    """Every config by head-dim bucket with factors per head, each mask once, builds for
+    unaligned rows and of 8-bit outputs; from sm_89 on."""
     if arch in ("sm_80", "sm_86"):
         return []
     found = []
     for config in VARIANT.configs:
-        for head_dim, kind, aligned in _BUILDS:
+        for head_dim, kind, aligned, out in _BUILDS:
             name = f"{config.name}, d {head_dim}, {kind}{'' if aligned else ', unaligned'}"
-            compile_ = partial(_compile, config, head_dim, kind, aligned, arch)
+            name += "" if out == "bfloat16" else f", out {out}"
+            compile_ = partial(_compile, config, (head_dim, kind, aligned, out), arch)
             expects = expected("float8_e4m3fn", aligned=aligned)
             budget = _SPILL_BUDGETS.get(name, {}).get(arch, 0)
             found.append(Build(name, compile_, budget, expects))
@@ -283,25 +308,28 @@ _SPILL_BUDGETS = {
 }
 
 _BUILDS = (
-    (128, "full", True),
-    (64, "causal", True),
-    (256, "window", True),
-    (32, "interval", True),
-    (72, "causal", False),
+    (128, "full", True, "bfloat16"),
+    (64, "causal", True, "bfloat16"),
+    (256, "window", True, "bfloat16"),
+    (32, "interval", True, "bfloat16"),
+    (72, "causal", False, "bfloat16"),
+    (128, "causal", True, "float8_e4m3fn"),
+    (72, "window", False, "float8_e5m2"),
 )
 
 
-def _compile(config: Config, head_dim: int, kind: str, aligned: bool, arch: str) -> Binary:
+def _compile(config: Config, shape: tuple[int, str, bool, str], arch: str) -> Binary:
+    head_dim, kind, aligned, dtype_out = shape
     args = arguments(config, "float8_e4m3fn", head_dim, kind, aligned=aligned)
     factors = Descales(*(meta((args.batch, args.heads_kv), "float32") for _ in "qkv"))
-    out = meta(tuple(args.q.shape), "bfloat16", aligned=aligned)
+    out = meta(tuple(args.q.shape), dtype_out, aligned=aligned)
     lse = meta(tuple(args.q.shape[:3]), "float32")
     return binary(launch(replace(args, descales=factors), out, lse, widen=arch == "sm_89"), arch)
 
 
 SUPPORT = Support(
     dtypes=("float8_e4m3fn",),
-    dtypes_out=("float16",),
+    dtypes_out=("float16", "float8_e4m3fn", "float8_e5m2"),
     descalings=("none", "tensor", "head"),
     head_dims=range(16, 257),
     masks=("full", "causal", "causal.tl", "window", "lengths", "documents", "prefix"),

@@ -2,7 +2,7 @@
 
 q, k and v are in e4m3 or e5m2, and V lies as (batch, heads_kv, head_dim_v, seqlen_kv): the storage
 `transposedv`.  The algorithm, its factors and its roundings are those of `fp8_forward`, with P in
-the inputs' dtype; output is in bfloat16 or float16.
+the inputs' dtype; output is in bfloat16, float16, e4m3 or e5m2.
 
 Both 8-bit operands of wgmma and of mma.sync must run along the sum, which for P V are the keys.
 `fp8_forward` gets V by rows and transposes each tile in registers.  Here the rows of a tile run
@@ -43,7 +43,14 @@ from kernels.triton.common import (
     twice,
 )
 from kernels.triton.compile import arguments, binary, expected, meta
-from kernels.triton.fp8_forward import BUCKETS, PROMOTION, effective_blocks
+from kernels.triton.fp8_forward import (
+    BUCKETS,
+    LARGEST_OUT,
+    PROMOTION,
+    effective_blocks,
+    output_scale,
+    saturated,
+)
 from kernels.triton.tiles import (
     block_at,
     blocks_of,
@@ -94,6 +101,7 @@ def _fp8_transposed_forward(  # noqa: PLR0912, PLR0915, PLR0917
     diagonal_low: tl.int32,  # row r sees keys from r + diagonal_low (KIND "window")
     diagonal_high: tl.int32,  # to r + diagonal_high, inclusive (KIND "causal" and "window")
     scale_log2: tl.float32,
+    output_scale,  # float32, of an 8-bit O; None if O has 16 bits
     KIND: tl.constexpr,
     WIDEN: tl.constexpr,  # multiply in fp16
     IMPRECISE: tl.constexpr,  # products that a 13-bit accumulator may add up; None: a block's
@@ -102,6 +110,7 @@ def _fp8_transposed_forward(  # noqa: PLR0912, PLR0915, PLR0917
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
+    LARGEST_OUT: tl.constexpr,  # finite number of an 8-bit O; None if O has 16 bits
 ):
     head_dim, head_dim_v = plain_dims(head_dims, ALIGNED)
     # The last tile first, since causal rows grow longer.
@@ -191,6 +200,8 @@ def _fp8_transposed_forward(  # noqa: PLR0912, PLR0915, PLR0917
     # An empty row has l = 0, acc = 0 and m = -inf, so O = 0 and LSE = -inf.
     denominator = tl.where(l == 0.0, 1.0, l)
     o_tile = acc / denominator[:, None] * factor_v
+    if output_scale is not None:
+        o_tile = saturated(o_tile * output_scale, LARGEST_OUT)
     lse_rows = 0.6931471805599453 * (m + tl.log2(denominator))
     valid = rows < seqlen_q
     o_rows = rows_of(head_of(out, steps[3], batch, head, ALIGNED), steps[3], row, ALIGNED)
@@ -238,11 +249,13 @@ def launch(
             head_dims(args, aligned=fast),
             *counts(args, args.heads_q, mask),
             args.softmax_scale * LOG2_E,
+            output_scale(args, out),
         ),
         {
             **blocks.keywords(mask.kind, bucket, fast),
             "WIDEN": widen,
             "IMPRECISE": None if promotion == "block" else promotion,
+            "LARGEST_OUT": LARGEST_OUT.get(out.dtype),
         },
     )
 
@@ -262,28 +275,31 @@ def forward(
 
 
 def builds(promotion: int | str, configs: tuple[Config, ...], arch: str) -> list[Build]:
-    """Every config by head-dim bucket with factors per head, each mask once, and a build for
-    unaligned rows; from sm_89 on."""
+    """Every config by head-dim bucket with factors per head, each mask once, a build for
+    unaligned rows, and 8-bit outputs; from sm_89 on."""
     if arch in ("sm_80", "sm_86"):
         return []
     found = []
     for config in configs:
         for dtype, *shape in _BUILDS:
-            head_dim, kind, aligned = shape
+            head_dim, kind, aligned, out = shape
             name = f"{config.name}, {dtype}, d {head_dim}, {kind}{'' if aligned else ', unaligned'}"
+            name += "" if out == "bfloat16" else f", out {out}"
             compile_ = partial(_compile, promotion, config, dtype, tuple(shape), arch)
             budget = SPILL_BUDGETS[promotion].get(name, {}).get(arch, 0)
             found.append(Build(name, compile_, budget, expected(dtype, aligned=aligned)))
     return found
 
 
-_BUILDS: tuple[tuple[str, int, str, bool], ...] = (
-    ("float8_e4m3fn", 128, "full", True),
-    ("float8_e5m2", 128, "window", True),
-    ("float8_e5m2", 64, "causal", True),
-    ("float8_e4m3fn", 256, "window", True),
-    ("float8_e4m3fn", 32, "interval", True),
-    ("float8_e5m2", 72, "causal", False),
+_BUILDS: tuple[tuple[str, int, str, bool, str], ...] = (
+    ("float8_e4m3fn", 128, "full", True, "bfloat16"),
+    ("float8_e5m2", 128, "window", True, "bfloat16"),
+    ("float8_e5m2", 64, "causal", True, "bfloat16"),
+    ("float8_e4m3fn", 256, "window", True, "bfloat16"),
+    ("float8_e4m3fn", 32, "interval", True, "bfloat16"),
+    ("float8_e5m2", 72, "causal", False, "bfloat16"),
+    ("float8_e4m3fn", 128, "causal", True, "float8_e4m3fn"),
+    ("float8_e5m2", 64, "window", True, "float8_e5m2"),
 )
 
 # Bytes per thread: the most of Triton 3.6 and 3.7.  64 keys that are loaded one by
@@ -301,14 +317,14 @@ SPILL_BUDGETS: dict[int | str, dict[str, dict[str, int]]] = {
 
 
 def _compile(
-    promotion: int | str, config: Config, dtype: str, shape: tuple[int, str, bool], arch: str
+    promotion: int | str, config: Config, dtype: str, shape: tuple[int, str, bool, str], arch: str
 ) -> Binary:
-    head_dim, kind, aligned = shape
+    head_dim, kind, aligned, dtype_out = shape
     args = arguments(config, dtype, head_dim, kind, aligned=aligned)
     factors = Descales(*(meta((args.batch, args.heads_kv), "float32") for _ in "qkv"))
     columns = meta(tuple(args.v.mT.shape), dtype, aligned=aligned)
     stored = {"v": Stored(STORAGE, STORAGE, {"": columns}, ("v",))}
-    out = meta(tuple(args.q.shape), "bfloat16", aligned=aligned)
+    out = meta(tuple(args.q.shape), dtype_out, aligned=aligned)
     lse = meta(tuple(args.q.shape[:3]), "float32")
     args = replace(args, descales=factors, stored=stored)
     return binary(launch(promotion, args, out, lse, widen=arch == "sm_89"), arch)

@@ -56,6 +56,28 @@ def emulate(problem: Problem, kernel: Kernel, luck: Luck = Luck.NEAREST) -> Resu
     return Emulation(problem, kernel, luck, factors).run(q, k, v)
 
 
+def store(out: Tensor, p: Problem, fault: str) -> Tensor:
+    """O in fp32, rounded to the problem's dtype_out; an 8-bit one is scaled and saturates."""
+    if p.scaled_output is None:
+        return out.to(p.format_out.torch)
+    for _ in range({"scale of O forgotten": 0, "scale of O twice": 2}.get(fault, 1)):
+        out = out * torch.tensor(p.output_scale)
+    largest = p.format_out.max
+    if fault == "maximum of another format":
+        largest = 240.0 if p.dtype_out == "float8_e4m3fn" else 448.0
+    inside = out.clamp(-largest, largest)
+    if fault == "O truncated":
+        exponent = torch.frexp(inside).exponent.clamp(min=p.format_out.emin + 1)
+        last = exponent - p.format_out.precision
+        inside = torch.ldexp(torch.ldexp(inside, -last).trunc(), last)
+    stored = inside.to(p.format_out.torch)
+    if fault != "O does not saturate":
+        return stored
+    spoiled = torch.tensor(math.nan if p.dtype_out == "float8_e4m3fn" else math.inf)
+    beyond = out.abs() >= p.format_out.overflow
+    return torch.where(beyond, spoiled.copysign(out), stored.float()).to(p.format_out.torch)
+
+
 class Emulation(Steps):
     """The walks over the keys."""
 
@@ -83,7 +105,7 @@ class Emulation(Steps):
         factor = self.factors["v"].roll(int(fault == "descale of V of another head"), 0)
         factor = 1.0 if self.problem.quantisation.keys else factor
         out = out * (factor / (1.0 if self.kernel.style == "fused" else self.probability_scale))
-        out = out.to(getattr(torch, p.dtype_out))
+        out = store(out, p, fault)
         return Result(out.view(p.shape_out), lse.view(p.shape_out[:3]))
 
     # Scores

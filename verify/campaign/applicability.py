@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
+from references.output_scale import DTYPES as EIGHT_BITS
 from references.quantisation import parse_quantisation, quantisation_words
 from references.score_mods import mod_kind_of, mod_words
 from verify.bundle import INSTALLED, ROOT
@@ -73,6 +74,7 @@ def _features() -> Iterator[str]:
     problems += [plain.but(quantisation=parse_quantisation(word)) for word in quantisation_words()]
     kinds = map(storage_kind, storage_words())
     problems += [plain.but(**{f"layout_{kind.holds[0]}": kind()}) for kind in kinds]
+    problems.append(plain.but(dtype_out=EIGHT_BITS[0]))
     found = {feature.label: problem for problem in problems for feature in problem.features}
     yield " | ".join(("| oracle", "group", *found)) + " |"
     yield "|" + " --- |" * (2 + len(found))

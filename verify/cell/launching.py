@@ -109,4 +109,5 @@ def arguments_of(
         config=variant.config_of(message["entry"], Config.parse(message["config"])),
         descales=descales,
         stored=stored,
+        output_scale=message.get("output_scale", 1.0),
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import DType
+from verify.arithmetic.rounding import cast
 from verify.evidence import Finding
 from verify.judging.findings import place
 
@@ -30,13 +31,14 @@ class Comparison:
 
 def compare(got: Tensor, want: Tensor, bound: Tensor, output: DType) -> Comparison:
     """Compare raw output (any dtype) with fp64 truth.  An infinity is right if truth plus or minus
-    bound reaches overflow."""
+    bound reaches overflow, and never in 8 bits."""
     value = got.double()
     error = (value - want).abs()
     # Either infinity can be right, whatever the truth's sign: if a sum cancels, its error can be
     # larger than the sum.
     overflowed = (value == torch.inf) & (want + bound >= output.overflow)
     overflowed |= (value == -torch.inf) & (want - bound <= -output.overflow)
+    overflowed &= output.itemsize > 1  # O in 8 bits saturates
     overflowed |= bound == torch.inf  # outside the declared arithmetic: any value passes
     error = torch.where(overflowed, 0.0, error)
     ratio = torch.where(error == 0, 0.0, error / bound)
@@ -99,6 +101,28 @@ def _spacing(size: Tensor, output: DType) -> Tensor:
     """The distance between neighbours in that format around each magnitude, fp64."""
     exponent = torch.frexp(size.abs().clamp(min=2.0**output.emin)).exponent
     return torch.exp2((exponent - output.precision).double())
+
+
+def quantisation(
+    name: str, error: Tensor, want: Tensor, rows: Tensor, output: DType
+) -> dict[str, float]:
+    """What an output in 8 bits loses, apart from what a kernel does to it, named after the tensor.
+
+    As parts of the root mean square of `want`, which is what the output approximates (fp64): rms,
+    that of the kernel's errors; rounded, that of the exact result's own rounding.  saturated: the
+    share of elements that are the format's largest.  Empty if no row counts, or all are 0.
+    error, want: (..., rows, features); rows: those that count, bool.
+    """
+    error, want = (part[rows].nan_to_num(nan=torch.inf) for part in (error, want))
+    size = float(want.square().mean().sqrt()) if want.numel() else 0.0
+    if not size:
+        return {}
+    lost = cast(want.numpy(), output).double() - want
+    return {
+        f"rms_{name}": float(error.square().mean().sqrt()) / size,
+        f"rounded_{name}": float(lost.square().mean().sqrt()) / size,
+        f"saturated_{name}": float((want.abs() >= output.max).double().mean()),
+    }
 
 
 def excess(

@@ -192,9 +192,9 @@ def forward_results(
     own = move(truth.out_bound) if bounds is None else bounds.out_bound
     yield RelatedResult(
         "out",
-        move(one.first.out),
+        move(_computable(one.first.out)),
         move(truth.out_bound),
-        run.out,
+        _computable(run.out),
         own,
         move(truth.out),
         other.problem.format_out,
@@ -212,6 +212,11 @@ def forward_results(
             dtype_named("float32"),
             live,
         )
+
+
+def _computable(out: Tensor) -> Tensor:
+    """O in a dtype with which torch computes: in fp64 if it is in 8 bits."""
+    return out.double() if out.itemsize == 1 else out
 
 
 def forward_pairs(

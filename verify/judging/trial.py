@@ -286,6 +286,7 @@ class Trial:
 
     def _request(self, entry: str, where: Plan) -> dict[str, Any]:
         mod = self.problem.score_mod
+        output = self.problem.scaled_output
         return {
             "variant": self.declaration.name,
             "entry": entry,
@@ -297,7 +298,7 @@ class Trial:
             "softmax_scale": self.problem.scale,
             "score_mod": mod.name if mod is not None else "",
             "descaling": self.problem.descaling,
-        }
+        } | ({} if output is None else {"output_scale": output.scale})
 
     @cached_property
     def truth(self) -> Truth:

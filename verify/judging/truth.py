@@ -20,6 +20,7 @@ from verify.problem import Problem
 from verify.tolerance import forward as tolerance
 from verify.tolerance.forward import ForwardArithmetic
 from verify.tolerance.maxima import shared_excess
+from verify.tolerance.scaled_output import stored
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ _CHOSEN = 1 << 23
 @dataclass(frozen=True)
 class Truth:
     """Reference and bounds, fp64 on the CPU: out and out_bound (batch, heads_q, seqlen_q,
-    head_dim_v), lse and lse_bound.
+    head_dim_v), lse and lse_bound.  Those of an 8-bit O are of the numbers that are stored.
 
     best_out_bound: the bound of the tightest possible arithmetic of the dtype, if requested.
     """
@@ -116,7 +117,8 @@ def _compute_truth(
             block = next(blocks, None)
         if block is None:
             break
-        made["out"][block.index], made["lse"][block.index] = block.out.cpu(), block.lse.cpu()
+        made["out"][block.index] = stored(block.out, p.scaled_output).cpu()
+        made["lse"][block.index] = block.lse.cpu()
         with clock.timed("bound"):
             ahead = None if above is None else above[block.index]
             bounds = tolerance.bound(block, arithmetics[0], p, ahead)

@@ -22,7 +22,7 @@ from torch import Tensor
 from references.row_blocks import RowBlock
 from verify.arithmetic.dtypes import dtype_named
 from verify.evidence import Finding
-from verify.judging.comparison import Comparison, compare, excess, summary, ulps
+from verify.judging.comparison import Comparison, compare, excess, quantisation, summary, ulps
 from verify.judging.findings import Ruling
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
@@ -44,6 +44,8 @@ def judge(trial: Trial) -> Ruling:
     finding = excess("bound", "out", run.out, truth.out, truth.out_bound, out)
     measures |= summary("out", out, truth.out, truth.out_bound)
     measures |= ulps("out", out.error, (truth.out, truth.out_bound), live, output)
+    if trial.problem.scaled_output is not None:
+        measures |= quantisation("out", out.error, truth.out, live, output)
     if truth.best_out_bound is not None and bool(live.any()):
         positive = truth.best_out_bound > 0
         if bool(positive.any()):

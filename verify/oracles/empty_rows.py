@@ -2,8 +2,9 @@
 
 The values must be equal, up to the sign of zero; NaN equals NaN. The softmax of no score is 0 / 0,
 so only a convention can say what such a row holds: the contract declares it (`empty_row_out`,
-`empty_row_lse`). There is no slack. A row is excused only if the declared arithmetic can overflow:
-a masked score of infinity can turn the row into NaN.
+`empty_row_lse`). An O in 8 bits holds the declared value times its scale, rounded. There is no
+slack. A row is excused only if the declared arithmetic can overflow: a masked score of infinity can
+turn the row into NaN.
 
 Premises: softmax sums over the keys that a row sees, and nothing else (visible_mass_only).
 """
@@ -15,10 +16,13 @@ import math
 import torch
 
 from references.premises import Premise
+from verify.arithmetic.rounding import cast
 from verify.judging.findings import Ruling, convict, first, first_place
 from verify.judging.metamorphic import beyond_arithmetic
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
+from verify.problem import Problem
+from verify.tolerance.scaled_output import stored
 
 
 def judge(trial: Trial) -> Ruling:
@@ -26,7 +30,8 @@ def judge(trial: Trial) -> Ruling:
     run, contract = trial.first, trial.declaration.contract
     empty = trial.truth.empty
     assert run.out is not None
-    checks = [("out", run.out, empty[..., None].expand(run.out.shape), contract.empty_row_out)]
+    held = _held(contract.empty_row_out, trial.problem)
+    checks = [("out", run.out, empty[..., None].expand(run.out.shape), held)]
     if run.lse is not None:
         checks.append(("lse", run.lse, empty, contract.empty_row_lse))
     for name, tensor, where, promised in checks:
@@ -43,6 +48,14 @@ def judge(trial: Trial) -> Ruling:
             )
             return convict("empty_rows", message, name=name, bad=bad, got=got, bound=promised)
     return Ruling()
+
+
+def _held(promised: float, problem: Problem) -> float:
+    """What O holds for that value of the contract: an O in 8 bits, its rounded multiple."""
+    if problem.scaled_output is None:
+        return promised
+    value = stored(torch.tensor([promised], dtype=torch.float64), problem.scaled_output)
+    return float(cast(value.numpy(), problem.format_out))
 
 
 ORACLE = Oracle(

@@ -6,8 +6,10 @@ weight is below 2^-160 of the winner's: zero in fp32. Hence O = V[pi(i)] bit for
 winning logit. The winner's own weight is near 1, and 16 bits round it to 1. In fp32, and if tf32
 cuts the weight (one fma per exponent leaves it below 1), O is rounded to the 8 bits that V has
 before it is compared. The rows of V differ clearly, so the finding can name the row that was read
-instead. The oracle catches wrong indices: layouts, swizzles, tails, head maps. It does not judge
-kernels that round the maximum up (`maximum.excess`, `maximum.step`): the winner's P is not 1 there.
+instead. An O in 8 bits is the rounded multiple of the row, and an element that lies within 2^-9 of
+the middle between two numbers may be either. The oracle catches wrong indices: layouts, swizzles,
+tails, head maps; in 8 bits, an O that is cut instead of rounded. It does not judge kernels that
+round the maximum up (`maximum.excess`, `maximum.step`): the winner's P is not 1 there.
 
 Backward: the same codes, with integers in V and dO. If the saved O is V[pi(i)] bit for bit,
 delta_i = sum dO O and the winner's dP = dO . V are sums of the same integers, below 2^24. Both are
@@ -37,8 +39,8 @@ The backward catches wrong indices, the delta of another row or head, a delta wi
 (2^-9 passes the bound in bf16), lost and doubled rows, and a P that is not 1.
 
 Premises: the gap between scores is that of the products (linear_scores, position_free_scores), only
-visible keys have weight (visible_mass_only, rows_average_values), and O is rounded once
-(exact_output). The backward reads the saved O and does not need exact_output.
+visible keys have weight (visible_mass_only, rows_average_values), and O is rounded once,
+after a known factor at most (known_output). The backward reads the saved O and does not need that.
 """
 
 from __future__ import annotations
@@ -57,19 +59,23 @@ from verify.judging.invariants import KNOWN_GRADIENTS, beyond
 from verify.judging.metamorphic import beyond_arithmetic
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
+from verify.problem import Problem
 from verify.problem.known_answers import GATHER_NEEDS, gather_possible, gather_targets
 from verify.tolerance.arithmetic import U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_arithmetic import resolve as resolve_gradients
 from verify.tolerance.resolution import resolve
+from verify.tolerance.scaled_output import stored
 from verify.variant import Declaration
 
 _GRADIENT_NEEDS = GATHER_NEEDS | {Premise.VISIBLE_MASS_ONLY, Premise.ROWS_AVERAGE_VALUES}
-NEEDS = _GRADIENT_NEEDS | {Premise.EXACT_OUTPUT}
+NEEDS = _GRADIENT_NEEDS | {Premise.KNOWN_OUTPUT}
 
 # significant bits of V's patterns; an output that need not be exact is rounded to as many bits
 # before it is compared
 _KEPT = 8
+# relative: what O may be off by before it is rounded to V's patterns all the same
+_OFF = 2.0 ** -(_KEPT + 1)
 
 # Exponentials that are 0 at a losing key's exponent, 160 below the winner's in base 2.
 _VANISHING = (
@@ -96,7 +102,14 @@ def judge(trial: Trial) -> Ruling:
     want = per_head.gather(2, index) if p.seqlen_kv else torch.zeros_like(run.out)
     cut = resolve(trial.declaration.numerics, trial.config, p, trial.arch).values.operand_error > 0
     got = _rounded(run.out.float()) if cut or p.dtype_out == "float32" else run.out
-    bad = live[..., None] & ~(got == want)
+    if p.scaled_output is None:
+        bad = live[..., None] & ~(got == want)
+    else:
+        got = run.out.double()
+        ends = [_stored(want * off, p) for off in (1 - _OFF, 1 + _OFF)]
+        inside = (torch.minimum(*ends) <= got) & (got <= torch.maximum(*ends))
+        bad = live[..., None] & ~inside
+        want, per_head = _stored(want, p), _stored(per_head, p)
     if bool(bad.any()):
         bad &= ~beyond_arithmetic(trial)[..., None]
     if bool(bad.any()):
@@ -140,6 +153,12 @@ def _rounded(tensor: Tensor) -> Tensor:
     drop = 24 - _KEPT
     bits = tensor.contiguous().view(torch.int32)
     return ((bits + (1 << (drop - 1))) & ~((1 << drop) - 1)).view(torch.float32)
+
+
+def _stored(values: Tensor, problem: Problem) -> Tensor:
+    """What an O in 8 bits of these values holds, fp64."""
+    scaled = stored(values.double(), problem.scaled_output)
+    return cast(scaled.numpy(), problem.format_out).double()
 
 
 def _which(row: Tensor, values: Tensor) -> str:

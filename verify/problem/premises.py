@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+from references.output_scale import ScaledOutput
 from references.premises import Feature, Premise
 from verify.problem.problem import Problem
 from verify.variant import Support
@@ -29,7 +30,7 @@ def broken(needs: Needs, problem: Problem) -> str | None:
 def without_broken(needs: Needs, problem: Problem, support: Support) -> Problem:
     """The problem without the features that break these needs, as far as the support allows it.
 
-    A feature goes with all fields of its label.
+    A feature goes with all fields of its label; an 8-bit O, with its dtype and its scale.
     """
     for feature in _breaking(needs, problem):
         defaults = {
@@ -37,6 +38,8 @@ def without_broken(needs: Needs, problem: Problem, support: Support) -> Problem:
             for field in fields(problem)
             if getattr(getattr(problem, field.name), "label", field.name) == feature.label
         }
+        if isinstance(feature, ScaledOutput):
+            defaults = {"dtype_out": "", "output_scale": 1.0}
         plainer = replace(problem, **defaults)  # type: ignore[arg-type]
         if support.refusal(plainer) is None:
             problem = plainer

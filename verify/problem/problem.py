@@ -8,8 +8,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 
+import numpy as np
+
 from references.definition import Attention
 from references.masks import Full, Lengths, Mask, parse_mask
+from references.output_scale import DTYPES as EIGHT_BITS
+from references.output_scale import LARGEST, ScaledOutput
 from references.premises import Feature
 from references.quantisation import Quantisation, Unquantised, parse_quantisation
 from references.score_mods import Extent, ScoreMod, mod_kind_of, mod_words
@@ -27,7 +31,8 @@ class Problem:
 
     softmax_scale multiplies the scores and may be zero or negative.  score_mod replaces each scaled
     score by a function of it, before the mask; None means none.  dtype_out is O's; 8-bit inputs
-    give bfloat16 unless it says otherwise. quantisation: which factors q, k and v come with. The
+    give bfloat16 unless it says otherwise; output_scale is the s of an 8-bit O
+    (`references.output_scale`). quantisation: which factors q, k and v come with. The
     layouts say how tensors lie in memory; layout_dout is that of the upstream gradient; dq, dk and
     dv lie like q, k and v where these are strided, with nothing expanded. distribution and seed
     choose the values (`verify.problem.inputs`). Raises ProblemError, naming the field, for what
@@ -51,6 +56,7 @@ class Problem:
     layout_out: Storage = _CONTIGUOUS
     layout_dout: Storage = _CONTIGUOUS
     dtype_out: str = ""  # see `default_dtype_out`
+    output_scale: float = 1.0  # of an 8-bit O; a number of fp32
     quantisation: Quantisation = _UNQUANTISED
     distribution: str = "normal"
     seed: int = 0
@@ -90,6 +96,7 @@ class Problem:
             raise ProblemError(
                 f"heads_q: {self.heads_q} is no multiple of heads_kv = {self.heads_kv}"
             )
+        self._check_output_scale()
         if not math.isfinite(self.scale):
             raise ProblemError(f"softmax_scale: {self.scale} is not finite")
         if self.score_mod is not None and self.score_mod.word in _FIELDS:
@@ -103,6 +110,20 @@ class Problem:
             raise ProblemError(
                 f"softmax_scale: {self.scale} is above fp32's largest number, and kernels hold it"
                 " in fp32"
+            )
+
+    def _check_output_scale(self) -> None:
+        scale = self.output_scale
+        if scale != 1 and self.dtype_out not in EIGHT_BITS:
+            raise ProblemError(
+                f"output_scale: {scale} is for outputs in {' or '.join(EIGHT_BITS)}, not in"
+                f" {self.dtype_out}"
+            )
+        if not 1 / LARGEST <= scale <= LARGEST:
+            raise ProblemError(f"output_scale: {scale} is not between 2**-64 and 2**64")
+        if scale != float(np.float32(scale)):
+            raise ProblemError(
+                f"output_scale: {scale} is no number of fp32, in which kernels get it"
             )
 
     @property
@@ -124,7 +145,15 @@ class Problem:
         if self.quantisation.scaled:
             found.append(self.quantisation)
         found += dict.fromkeys(x for x in self.layouts.values() if x.word != STRIDED)
+        if self.scaled_output is not None:
+            found.append(self.scaled_output)
         return tuple(found)
+
+    @property
+    def scaled_output(self) -> ScaledOutput | None:
+        """The feature of an 8-bit O; None where O has more bits."""
+        eight = self.dtype_out in EIGHT_BITS
+        return ScaledOutput(self.dtype_out, self.output_scale) if eight else None
 
     @property
     def descaling(self) -> str:
@@ -260,7 +289,7 @@ def _read(name: str, key: str, text: str) -> object:
         return parse_storage(text)
     if name == "quantisation":
         return parse_quantisation(text)
-    if name == "softmax_scale":
+    if name in ("softmax_scale", "output_scale"):
         return float(text)
     return text if name in ("dtype", "dtype_out", "distribution") else int(text)
 
@@ -283,6 +312,7 @@ _KEYS = {
     "layout_out": "lo",
     "layout_dout": "ldo",
     "dtype_out": "out",
+    "output_scale": "oscale",
     "quantisation": "descale",
     "distribution": "dist",
     "seed": "seed",

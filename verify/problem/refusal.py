@@ -21,7 +21,9 @@ def excludes(support: Support, problem: Problem) -> tuple[str, str] | None:
         strided = layout.word == STRIDED
         if support.layouts == "contiguous" and strided and layout != Layout():
             return f"layout_{name}", f"{layout.name} is not contiguous"
-        aligned = layout.aligned(problem.shapes[name], problem.format.itemsize, ROW_ALIGNMENT)
+        eight = name == "out" and problem.scaled_output is not None
+        size = 1 if eight else problem.format.itemsize
+        aligned = layout.aligned(problem.shapes[name], size, ROW_ALIGNMENT)
         if support.layouts == "aligned" and not aligned:
             return (
                 f"layout_{name}",

@@ -18,6 +18,7 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from references.masks import Mask, intersect, kind_of
+from references.output_scale import DTYPES as EIGHT_BITS
 from references.quantisation import parse_quantisation
 from references.score_mods import mod_kind_of
 from verify.arithmetic.dtypes import dtype_named
@@ -70,6 +71,9 @@ _SCALES = {
     "positive": st.sampled_from(_POSITIVE * 4 + EXTREME_SCALES),
     "default": st.just("default"),
 }
+# Of an 8-bit O: what a quantiser gives, powers of two and others; the largest saturate most of O,
+# the smallest make it subnormal or 0.
+_OUTPUT_SCALES = st.sampled_from((1.0, 16.0, 104.5, 0.375, 448.0, 2.0**15, 2.0**-7))
 _STYLES = st.sampled_from(("contiguous",) * 3 + ("bshd", "sbhd", "free", "free"))
 _ORDERS, _PITCHES, _OFFSETS = (
     st.sampled_from(ORDERS),
@@ -178,7 +182,8 @@ def draw_problems(
     heads_kv = _fit(heads_kv, min(room, limits.heads) // group)
     batch = _fit(batch, min(room // (group * heads_kv), limits.batch))
     mask = intersect(*(draw_atom(draw, kind, batch, seqlen_q, seqlen_kv) for kind in kinds))
-    layouts = _layouts(draw, style, 1 if support.layouts == "any" else _aligned_elements(dtype))
+    unit = max(_aligned_elements(dtype), _aligned_elements(dtype_out))
+    layouts = _layouts(draw, style, 1 if support.layouts == "any" else unit)
     if name in GATHERS:  # see `gather_possible`
         scale, score_mod = scale or "default", None
         layouts["q"] = layouts["q"].gradient
@@ -204,6 +209,7 @@ def draw_problems(
         else -(head_dim**-0.5),
         score_mod=score_mod,
         dtype_out=dtype_out,
+        output_scale=draw(_OUTPUT_SCALES) if dtype_out in EIGHT_BITS else 1.0,
         quantisation=parse_quantisation(descaling),
         layout_q=layouts["q"],
         layout_k=layouts["k"],

@@ -46,13 +46,14 @@ class _Largest(NamedTuple):
 
 def forward_power(trial: Trial, error: Tensor, read: Sequence[RowBlock]) -> dict[str, float]:
     """The strengths that the trial's first run certifies, `power_CLASS`, and what other rules need,
-    `tutorial_CLASS` and `close_CLASS`; a class without a finite strength has none.
+    `tutorial_CLASS` and `close_CLASS`; a class without a finite strength has none.  None is derived
+    for an O in 8 bits.
 
     The run must have passed.  error: |O - reference|, 0 in rows without a key; read: the rows that
     statistics have read, or none.
     """
     p, run, truth = trial.problem, trial.first, trial.truth
-    if run.out is None or not bool((~truth.empty).any()):
+    if run.out is None or p.scaled_output is not None or not bool((~truth.empty).any()):
         return {}
     with trial.clock.timed("power"):
         live = (~truth.empty).flatten()

@@ -25,6 +25,7 @@ from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.averages import Values
 from verify.tolerance.resolution import BEST, resolve
+from verify.tolerance.scaled_output import out_bound
 from verify.tolerance.scratch import Room, room_on
 from verify.tolerance.subnormals import Lost, whole
 from verify.tolerance.weights import (
@@ -48,7 +49,7 @@ _LN_2 = math.log(2)  # a kernel that computes in base 2 multiplies a score by 1 
 @dataclass(frozen=True)
 class ForwardBound:
     """Tolerances: out (heads, rows, head_dim_v), lse (heads, rows); fp64, and 0 where the result
-    must be exact.
+    must be exact.  An O in 8 bits is judged as it is stored, see `scaled_output`.
 
     +inf in the rows whose products may overflow on the way: no number that they hold is wrong.
     """
@@ -181,7 +182,7 @@ def _bound(
     )
     pre = pre + flushed * w.lead + a.values.flush
     pre = pre + w.share * (accumulator_loss(a, problem) * a.largest_factor)
-    out = pre + a.output.unit_roundoff * (size + pre) + a.output.smallest_subnormal / 2
+    out = out_bound(size, pre, a.output, problem.scaled_output)
     # but where a weight may overflow, whose product with 0 is NaN
     out = out.masked_fill(exact, 0.0)
     lse = _lse_bound(block, a, w)[..., 0]

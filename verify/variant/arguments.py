@@ -90,7 +90,9 @@ def storages_of(stored: Mapping[str, Held]) -> dict[str, str]:
 class AttentionArgs:
     """What a kernel gets: q (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_kv,
     head_dim) and v (the same with head_dim_v), with any strides; `softmax_scale` may be zero or
-    negative; `score_mod` None means none; `descales` come with quantised inputs, or are None.
+    negative; `score_mod` None means none; `descales` come with quantised inputs, or are None;
+    `output_scale` is what O is multiplied by before it is rounded to 8 bits and saturates, and 1
+    for wider outputs (`references.output_scale`).
 
     stored: those of "q", "k" and "v" that are not strided.  Such a tensor is here twice: its field
     has its shape and dtype and no memory (device "meta"), and what there is to read is in `stored`.
@@ -107,6 +109,7 @@ class AttentionArgs:
     config: Config
     descales: Descales | None = None
     stored: Mapping[str, Stored] = field(default_factory=dict)
+    output_scale: float = 1.0
 
     @property
     def batch(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from references.masks import Intersection, Mask
+from references.output_scale import DTYPES as EIGHT_BITS
 from references.score_mods import ScoreMod
 from references.tensor import Tensor, torch
 from verify.variant.arguments import (
@@ -77,6 +78,8 @@ class Support(Declared, path="support"):
     storages: how q, k and v may lie in memory, by the words of `verify.problem.storage`; q may be
     strided in any case, as all outputs are, and v where the storage of k cannot hold it.
     dtypes_out: dtypes of O that may be asked for, where not the default (see `Problem.dtype_out`).
+    "float8_e4m3fn" and "float8_e5m2" come with a scale (`references.output_scale`), which the
+    kernel gets as `AttentionArgs.output_scale`.
     descalings: which `Descales` may come, by the words of `references.quantisation`: "none", one
     factor per "tensor", per batch and key "head", per "block64" or "block128" of a head's rows.
     capability: the least CUDA compute capability, for kernels that run on "cuda"; max_capability:
@@ -104,11 +107,6 @@ class Support(Declared, path="support"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        eight = [name for name in self.dtypes_out if name.startswith("float8")]
-        if eight:
-            raise DeclarationError(
-                f"support.dtypes_out: no oracle judges outputs in {', '.join(eight)}"
-            )
         for least, most in (("min_seqlen", "max_seqlen"), ("capability", "max_capability")):
             low, high = getattr(self, least), getattr(self, most)
             if high is not None and low > high:
@@ -117,7 +115,8 @@ class Support(Declared, path="support"):
     def check_rows(self) -> None:
         """Raise DeclarationError if "aligned" rows are promised for head dims and dtypes whose
         packed rows are not."""
-        aligned = self.dtypes if self.layouts == "aligned" else ()
+        eight = tuple(name for name in self.dtypes_out if name in EIGHT_BITS)
+        aligned = (*self.dtypes, *eight) if self.layouts == "aligned" else ()
         for dtype in (dtype for dtype in aligned if hasattr(torch, dtype)):
             elements = ROW_ALIGNMENT // getattr(torch, dtype).itemsize
             narrow = [dim for dim in self.head_dims if dim % elements]

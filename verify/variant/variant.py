@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from references.output_scale import DTYPES as EIGHT_BITS
 from references.tensor import Tensor
 from verify.arithmetic.archs import archs
 from verify.brief import shown
@@ -72,6 +73,12 @@ class Variant(Declared, path="variant"):
             raise DeclarationError(
                 f"{self.name}: a variant has a forward, or a backward and what it is saved_by, "
                 'or a backward that declares GradientSoftmax(source="own")'
+            )
+        eight = [name for name in self.support.dtypes_out if name in EIGHT_BITS]
+        if eight and self.backward is not None:
+            raise DeclarationError(
+                f"{self.name}: support.dtypes_out: no bound of gradients is derived for a saved O"
+                f" in {', '.join(eight)}"
             )
         self.support.check_rows()
         for declared in (self.numerics, self.gradients):

@@ -71,12 +71,13 @@ def test_features_are_columns_and_what_is_not_asked_has_its_premise() -> None:
     table = applicability.table([])
     scales = " | ".join(f"descales by {word}" for word in ("tensor", "head", "block64", "block128"))
     stored = "transposed storage | transposedv storage"
-    assert f"| oracle | group | softcap | {scales} | {stored} |\n" in table
-    assert f"| bound | accuracy |{7 * ' yes |'}\n" in table
+    assert f"| oracle | group | softcap | {scales} | {stored} | output in 8 bits |\n" in table
+    assert f"| bound | accuracy |{8 * ' yes |'}\n" in table
     broken = "no: needs factors_by_head"
-    row = f"no: needs linear_scores | yes | yes | {broken} | {broken} | yes | yes |"
+    row = f"no: needs linear_scores | yes | yes | {broken} | {broken} | yes | yes | yes |"
     assert f"| key_shift | key_shift | {row}\n" in table
-    assert re.search(r"\| long_offsets \|.*\| no: needs strided_storage \|\n", table)
+    offsets = r"\| no: needs strided_storage \| yes \|\n"
+    assert re.search(rf"\| long_offsets \|.*{offsets}", table)
 
 
 def test_a_feature_that_a_variant_cannot_do_without_is_a_reason() -> None:

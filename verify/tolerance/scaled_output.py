@@ -1,0 +1,44 @@
+"""The last step of an O in 8 bits: what is stored of the exact O, and how far it may be off.
+
+docs/tolerance.md, "Outputs in 8 bits", derives it; `references.output_scale` defines the step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from references.output_scale import ScaledOutput
+from verify.arithmetic.dtypes import DType, dtype_named
+from verify.tolerance.arithmetic import TINY, U
+
+
+def stored(out: Tensor, output: ScaledOutput | None) -> Tensor:
+    """What O8 approximates: clamp(s O, -max, max) of the exact O, fp64; O itself where it has more
+    bits."""
+    if output is None:
+        return out
+    largest = dtype_named(output.dtype).max
+    return (out * output.scale).clamp_(-largest, largest)
+
+
+def out_bound(size: Tensor, before: Tensor, form: DType, output: ScaledOutput | None) -> Tensor:
+    """The bound of O as it is stored in that format: size is |O|, before the bound of O in fp32."""
+    if output is not None:
+        return stored_bound(size, before, output)
+    return before + form.unit_roundoff * (size + before) + form.smallest_subnormal / 2
+
+
+def stored_bound(size: Tensor, before: Tensor, output: ScaledOutput) -> Tensor:
+    """The bound of O8 - `stored`: size is |O|, before the bound of O in fp32, both fp64.
+
+    The product with s is rounded once in fp32.  To clamp moves no two numbers apart, and to round
+    moves one by at most half a unit in the last place of the largest that it can be.  An element
+    that is certain to saturate is exact.
+    """
+    form = dtype_named(output.dtype)
+    off = output.scale * (before + U * (size + before)) + TINY
+    exact = output.scale * size
+    top = torch.frexp((exact + off).clamp(2.0**form.emin, form.max)).exponent
+    half = torch.ldexp(torch.ones_like(off), top - 1 - form.precision)
+    return torch.where(exact - off >= form.max, 0.0, off + half)
