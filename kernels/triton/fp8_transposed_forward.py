@@ -311,6 +311,7 @@ SPILL_BUDGETS: dict[int | str, dict[str, dict[str, int]]] = {
         "m64n32w4s2, float8_e4m3fn, d 256, window": {"sm_89": 68},
         "m64n32w4s2, float8_e4m3fn, d 128, full": {"sm_100a": 8},
         "m64n32w4s2, float8_e5m2, d 64, causal": {"sm_100a": 8},
+        "m64n32w4s2, float8_e5m2, d 64, window, out float8_e5m2": {"sm_100a": 8},
     },
     "block": {"m128n64w8s3, float8_e5m2, d 72, causal, unaligned": _UNALIGNED},
 }

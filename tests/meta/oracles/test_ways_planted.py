@@ -101,7 +101,8 @@ def test_one_oracle_convicts_each_kernel_on_a_gpu(oracle: str, convicted: set[st
 @cuda
 @two
 def test_a_kernel_on_whatever_device_is_current_is_convicted() -> None:
-    found = rulings(DEVICES, "other_device", Problem(head_dim=40, dtype="float32"))
+    problem = Problem(seqlen_q=65, seqlen_kv=65, head_dim=40, dtype="float32")
+    found = rulings(DEVICES, "other_device", problem)
     assert acquitted(found["guarded"]), found["guarded"].finding
     assert found["guarded"].measures == {"other_device": 1.0}
     assert not acquitted(found["unguarded"])
