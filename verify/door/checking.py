@@ -84,6 +84,10 @@ class Choices:
             raise ValueError(f"examples: {self.examples!r} is no whole number")
         if self.examples < 1:
             raise ValueError(f"examples: {self.examples} is not a number of problems above 0")
+        if self.time is not None and (
+            isinstance(self.time, bool) or not isinstance(self.time, int | float)
+        ):
+            raise ValueError(f"time: {self.time!r} is no number of seconds")
         if self.time is not None and not 0 < self.time < float("inf"):
             raise ValueError(f"time: {self.time:g} is not a number of seconds above 0")
 
@@ -109,8 +113,9 @@ def check(kernel: Callable[..., Any] | str | Path, choices: Choices) -> Report:
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("verify.check: call it in the main thread, which gets the signals")
     if isinstance(kernel, str | Path):
-        if choices.settings:
-            said = ", ".join(choices.settings)
+        settings = {**choices.settings, **({} if choices.grad else {"GRADIENTS": False})}
+        if settings:
+            said = ", ".join(settings)
             raise ValueError(f"verify.check: write {said} into the file {kernel}")
         file = Path(kernel)
     else:

@@ -53,7 +53,7 @@ attention.__wrapped__ = _function  # its signature and source are the function's
 for _name, _value in list(vars(_module).items()):
     if not _name.startswith("__"):
         globals()["_of_module_" + _name] = _value
-for _name in ("LAYOUT", "DTYPES", "HEAD_DIMS", "MASKS", "GRADIENTS"):
+for _name in ("LAYOUT", "DTYPES", "HEAD_DIMS", "MASKS", "GRADIENTS", "LIKE"):
     if hasattr(_module, _name):
         globals()[_name] = getattr(_module, _name)
 globals().update({settings!r})

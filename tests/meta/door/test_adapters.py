@@ -82,6 +82,13 @@ def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=N
     seen = None if attn_bias is None else attn_bias == 0
     return attend(q, k, v, scale, seen).transpose(1, 2)
 """,
+    "parallel_attn": """
+ALIGNED = True
+def parallel_attn(q, k, v, g=None, scale=None, cu_seqlens=None):
+    assert q.shape[1] == k.shape[1]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return attend(q, k, v, scale, band(q, k, -1, 0)).transpose(1, 2)
+""",
     "single_prefill_with_kv_cache": """
 ALIGNED = True
 def single_prefill_with_kv_cache(q, k, v, scale_q=None, causal=False, kv_layout="NHD",
@@ -99,6 +106,8 @@ ASKED = (
     PLAIN,
     PLAIN.but(heads_q=4, seqlen_q=5),
     PLAIN.but(mask=Causal()),
+    PLAIN.but(mask=Causal(), heads_q=4),
+    PLAIN.but(mask=Causal(), seqlen_q=70, seqlen_kv=70),
     PLAIN.but(mask=Causal(), seqlen_kv=12),
     PLAIN.but(mask=Causal("tl"), seqlen_kv=12),
     PLAIN.but(mask=Window(3, 1)),
@@ -140,13 +149,14 @@ def test_a_right_function_passes(name: str, tmp_path: Path) -> None:
                 found = verdicts(judge, declaration, ASKED)
                 assert [v.finding for v in found if v.outcome == "fail"] == []
         (forward, _) = declarations
-        assert len(verdicts(judge, forward, ASKED)) >= 4
+        assert len(verdicts(judge, forward, ASKED)) >= 3
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wrong_scale_is_convicted(name: str, tmp_path: Path) -> None:
     with judged(name, 1.3, tmp_path) as (judge, (forward, *_)):
-        found = [v.finding for v in verdicts(judge, forward, ASKED[:1]) if v.outcome == "fail"]
+        first = [p for p in ASKED if forward.support.refusal(p) is None][:1]
+        found = [v.finding for v in verdicts(judge, forward, tuple(first)) if v.outcome == "fail"]
         assert found
         assert "out is off by" in found[0].message
 

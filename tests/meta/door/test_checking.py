@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import re
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import verify
+from verify.adapters import adapter_named
+from verify.cell.discovery import roster
 from verify.cell.process import ROOT
 from verify.door.checking import Choices
 from verify.door.stand_in import stand_in
@@ -141,6 +144,23 @@ def test_a_decorated_function_is_found_by_its_name(
     assert stand_in(_wrapped, {}) != stand_in(_wrapped, {"LAYOUT": "bshd"})
 
 
+def test_a_modules_own_signature_is_that_of_its_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_signature.py").write_text(
+        'LIKE = "parallel_attn"\n\n\ndef mine(q, k, v, g=None, scale=None):\n    return q\n',
+        encoding="utf-8",
+    )
+    module = importlib.import_module("own_signature")
+    found = roster([stand_in(module.mine, {})])
+    assert not found.failures, found.failures
+    like = adapter_named("parallel_attn")
+    assert {d.support.masks for d in found.declarations} == {like.support.masks}
+    assert {d.support.head_dims for d in found.declarations} == {like.support.head_dims}
+
+
 def test_illegal_arguments_are_refused_before_a_campaign(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="examples: 0 is not a number of problems above 0"):
         verify.check(_wrapped, examples=0)
@@ -155,6 +175,8 @@ def test_illegal_arguments_are_refused_before_a_campaign(tmp_path: Path) -> None
         ("grad", 1, "grad: 1 is neither True nor False"),
         ("like", "flash", "like: 'flash' is none of None, flash_attn_func, "),
         ("examples", 2.5, "examples: 2.5 is no whole number"),
+        ("time", "10", "time: '10' is no number of seconds"),
+        ("time", True, "time: True is no number of seconds"),
     ):
         with pytest.raises(ValueError, match=re.escape(words)):
             verify.check(_wrapped, **{field: value})
@@ -162,4 +184,6 @@ def test_illegal_arguments_are_refused_before_a_campaign(tmp_path: Path) -> None
         verify.check(_wrapped, layout="bhsd", like="flash_attn_func")
     with pytest.raises(ValueError, match="write LAYOUT into the file"):
         verify.check(tmp_path / "k.py", layout="bshd")
+    with pytest.raises(ValueError, match="write GRADIENTS into the file"):
+        verify.check(tmp_path / "k.py", grad=False)
     assert verify.__all__ == ["__version__", "check", "checked"]
