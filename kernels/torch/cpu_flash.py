@@ -98,7 +98,7 @@ WITNESS = (
         "tensor": "out",
         "r": 0.232,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (
@@ -109,7 +109,7 @@ WITNESS = (
         "tensor": "out",
         "r": 0.896,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (
@@ -120,7 +120,7 @@ WITNESS = (
         "tensor": "out",
         "r": 0.151,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (
@@ -130,6 +130,6 @@ WITNESS = (
         "tensor": "out",
         "r": 0.903,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
 )

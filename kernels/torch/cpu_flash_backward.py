@@ -96,7 +96,7 @@ WITNESS = (
         "tensor": "dv",
         "r": 0.163,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (
@@ -107,7 +107,7 @@ WITNESS = (
         "tensor": "dq",
         "r": 0.988,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (
@@ -118,7 +118,7 @@ WITNESS = (
         "tensor": "dk",
         "r": 0.979,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (
@@ -129,7 +129,7 @@ WITNESS = (
         "tensor": "dk",
         "r": 0.333,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (
@@ -139,7 +139,7 @@ WITNESS = (
         "tensor": "dk",
         "r": 0.991,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (
@@ -150,6 +150,6 @@ WITNESS = (
         "tensor": "dq",
         "r": 0.976,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
 )

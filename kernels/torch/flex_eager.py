@@ -141,6 +141,6 @@ WITNESS = (
         "tensor": "out",
         "r": 0.948,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
 )

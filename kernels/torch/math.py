@@ -88,7 +88,7 @@ WITNESS = (
         "tensor": "out",
         "r": 0.996,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (

@@ -79,7 +79,7 @@ WITNESS = (
         "tensor": "dv",
         "r": 0.999,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (

@@ -280,6 +280,6 @@ WITNESS = (
         "tensor": "out",
         "r": 0.892,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
 )

@@ -406,7 +406,7 @@ WITNESS = (
         "tensor": "out",
         "r": 0.927,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (
@@ -426,6 +426,6 @@ WITNESS = (
         "tensor": "out",
         "r": 0.771,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
 )

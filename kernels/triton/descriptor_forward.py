@@ -402,7 +402,7 @@ WITNESS = (
         "tensor": "out",
         "r": 0.935,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (
@@ -422,7 +422,7 @@ WITNESS = (
         "tensor": "out",
         "r": 0.935,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (

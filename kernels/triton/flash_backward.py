@@ -354,7 +354,7 @@ WITNESS = (
         "tensor": "dk",
         "r": 0.995,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (
@@ -386,7 +386,7 @@ WITNESS = (
         "tensor": "dq",
         "r": 0.992,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (
@@ -396,7 +396,7 @@ WITNESS = (
         "tensor": "dk",
         "r": 0.993,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (

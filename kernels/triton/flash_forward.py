@@ -327,7 +327,7 @@ WITNESS = (
         "tensor": "out",
         "r": 0.985,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (

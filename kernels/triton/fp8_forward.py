@@ -378,7 +378,7 @@ WITNESS = (
         "tensor": "out",
         "r": 0.936,
         "device": "AMD EPYC",
-        "date": "2026-11-23",
+        "date": "2026-11-24",
     },
     {
         "case": (
