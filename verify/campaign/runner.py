@@ -32,6 +32,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # the disk accepts no data
 _PYTEST_USAGE, _PYTEST_NOTHING = 4, 5  # exit codes of pytest
 _POLL = 0.25  # seconds
 _GRACE = 60.0  # seconds beyond a deadline for cases under way and the report
+_REAPED = 10.0  # seconds in which a process that was killed is gone
 _REFUSED = re.compile(rf"\w*Error: (\[Errno (?:{'|'.join(map(str, NO_SPACE))})\] [^\n]*)")
 
 
@@ -153,9 +154,22 @@ def _execute(request: RunRequest, console: Console, deadline: float | None) -> i
             # The workers and their cells are in its process group; none may outlive it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            code = process.wait()
+            code = _ended(process)
         output.seek(0)
         return _status(0 if over else code, request, output.read(), console)
+
+
+def _ended(process: starter.Process, patience: float = _REAPED) -> int:
+    """The exit code of a process that was killed.
+
+    An exception that a signal raises between two instructions of `Popen.wait` can leave its lock
+    taken for ever.  A wait without a time would then never return, so the process is reaped here.
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(patience)
+    with contextlib.suppress(ChildProcessError):
+        return os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+    return -signal.SIGKILL
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -159,3 +160,16 @@ def test_what_pytest_refuses_is_a_usage_error(
     the_campaign_is(monkeypatch, "sh", "-c", said)
     assert command(monkeypatch, "run", PLAIN, "--run-id", "refused") == USAGE
     assert capsys.readouterr().out.strip() == "verify: run refused judged other sources"
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_killed_process_is_waited_for_whatever_a_signal_left_behind(held: bool) -> None:
+    """SIGINT inside of `Popen.wait` can leave its lock taken, which nothing gives back."""
+    process = subprocess.Popen(["sleep", "60"])
+    if held:
+        assert process._waitpid_lock.acquire(blocking=False)
+    process.kill()
+    assert runner._ended(process, 0.2) == -signal.SIGKILL
+    if held:
+        process._waitpid_lock.release()
+    process.wait()
