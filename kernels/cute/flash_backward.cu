@@ -1,9 +1,10 @@
 // Walks of the FlashAttention-2 backward in CuTe; flash_backward.py has the algorithm.
 //
 // A build defines ELEMENT (half_t or bfloat16_t), HEAD_DIM (a multiple of 32), OWNED (64: rows of
-// the tile that a block owns), WALKED (32 or 64: rows of a step), KEYS (1: a block owns keys and
-// makes dK and dV; 0: it owns rows and makes dQ), ATOMIC (1: blocks of keys add to dQ) and
-// WALK, the kernel's name.
+// the tile that a block owns), WALKED (32 or 64: rows of a step), STAGES (1 or 2), KEYS (1: a block
+// owns keys; 0: it owns rows and makes dQ), SUM_X and SUM_Y (1: a block of keys makes dK, makes dV;
+// SUM_X is 1 where rows are owned), ATOMIC (1: blocks of keys add to dQ) and WALK, the kernel's
+// name.
 #include "tiles.cuh"
 
 #include <cuda/std/limits>
@@ -20,22 +21,27 @@ using Owned = Int<OWNED>;
 using Walked = Int<WALKED>;
 constexpr bool kKeys = KEYS;
 constexpr bool kAtomic = ATOMIC;
-constexpr int kStages = 2;
+constexpr bool kSumX = SUM_X;  // dK or dQ, which takes dP and dS
+constexpr bool kSumY = SUM_Y;  // dV, which takes P alone
+constexpr int kStages = STAGES;
+constexpr bool kPairsApart = kAtomic && kStages > 1;  // else dS takes the place of dO
 constexpr float kInfinity = cuda::std::numeric_limits<float>::infinity();
-static_assert(!kAtomic || (kKeys && WALKED == 32));
+static_assert(!kAtomic || (kKeys && kSumX && WALKED == 32));
+static_assert(kKeys ? kSumX || kSumY : kSumX && !kSumY);
 
 using OwnedLayout = TileLayout<OWNED, HEAD_DIM>;
 using WalkedLayout = TileLayout<WALKED, HEAD_DIM, kStages>;
 using WalkedLayoutT = TransposedLayout<WALKED, HEAD_DIM, kStages>;
 using PairsLayout = TileLayout<OWNED, WALKED>;
 
-// x: K where keys are owned, Q where rows are; S is its product.  y: V or dO, of dP.
+// x: K where keys are owned, Q where rows are; S is its product.  y: V or dO, of dP.  A walk for dV
+// alone does not read V, and dV is in own_x at the end.
 struct Shared {
   alignas(128) Element own_x[cosize_v<OwnedLayout>];  // dK or dQ at the end
-  alignas(128) Element own_y[cosize_v<OwnedLayout>];  // dV at the end
+  alignas(128) Element own_y[kSumX ? cosize_v<OwnedLayout> : 64];  // dV at the end
   alignas(128) Element step_x[cosize_v<WalkedLayout>];
   alignas(128) Element step_y[cosize_v<WalkedLayout>];
-  alignas(128) Element pairs[kAtomic ? cosize_v<PairsLayout> : 64];  // dS^T, to add to dQ
+  alignas(128) Element pairs[kPairsApart ? cosize_v<PairsLayout> : 64];  // dS^T, to add to dQ
   alignas(128) float lse[kStages][WALKED];  // of the rows of a step, where keys are owned
   alignas(128) float delta[kStages][WALKED];
 };
@@ -102,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) WALK(Arguments const a
   static_assert(sizeof(Shared) == SHARED_BYTES);
   Shared& tile = *reinterpret_cast<Shared*>(shared);
   Tensor own_x = make_tensor(make_smem_ptr(tile.own_x), OwnedLayout{});
-  Tensor own_y = make_tensor(make_smem_ptr(tile.own_y), OwnedLayout{});
+  Tensor own_y = make_tensor(make_smem_ptr(kSumX ? tile.own_y : tile.own_x), OwnedLayout{});
   Tensor step_x = make_tensor(make_smem_ptr(tile.step_x), WalkedLayout{});
   Tensor step_y = make_tensor(make_smem_ptr(tile.step_y), WalkedLayout{});
   Tensor step_xt = make_tensor(make_smem_ptr(tile.step_x), WalkedLayoutT{});
@@ -218,7 +224,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) WALK(Arguments const a
   auto const& of_x = kKeys ? a.k : a.q;
   auto const& of_y = kKeys ? a.v : a.dout;
   copy_in(at(of_x, head), of_x.row, first, length, own_x);
-  copy_in(at(of_y, head), of_y.row, first, length, own_y);
+  if constexpr (kSumX) {
+    copy_in(at(of_y, head), of_y.row, first, length, own_y);
+  }
   copy_step(0);
   for (int step = 0; step < steps; ++step) {
     int stage = step % kStages;
@@ -226,7 +234,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) WALK(Arguments const a
     bool masked = block < walk.whole.low || block >= walk.whole.high;
     cp_async_wait<0>();
     __syncthreads();  // the step has come from all threads; all warps are done with the one before
-    copy_step(step + 1);
+    if constexpr (kStages > 1) {
+      copy_step(step + 1);
+    }
 
     // One rounded product per score, and no fused multiply-add after it: S is the forward's.
     with_rows(own_x, step_x(_, _, stage), scores);
@@ -242,81 +252,95 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) WALK(Arguments const a
     if (masked) {
       hide(p, block * WALKED);
     }
-    if constexpr (kKeys) {
+    if constexpr (kSumY) {
       to_left_operand(rounded(scores), operand_pairs);
       with_columns(step_yt(_, _, stage), sums_y);
     }
 
-    with_rows(own_y, step_y(_, _, stage), slopes);
-    CUTE_UNROLL
-    for (int c = 0; c < size<1>(p); ++c) {
-      float delta = kKeys ? tile.delta[stage][get<1>(place(0, c))] : 0.0f;
+    if constexpr (kSumX) {
+      with_rows(own_y, step_y(_, _, stage), slopes);
       CUTE_UNROLL
-      for (int r = 0; r < rows; ++r) {
-        ds(r, c) = p(r, c) * __fsub_rn(ds(r, c), kKeys ? delta : row_delta(r));
-      }
-    }
-    if (masked) {
-      hide(ds, block * WALKED);
-    }
-    auto rounded_ds = rounded(slopes);
-    to_left_operand(rounded_ds, operand_pairs);
-    with_columns(step_xt(_, _, stage), sums_x);
-
-    if constexpr (kAtomic) {
-      // dQ of these rows takes dS with the keys of all warps: it goes through shared memory.
-      Tensor pairs = make_tensor(make_smem_ptr(tile.pairs), PairsLayout{});
-      Tensor pairs_t =
-          make_tensor(make_smem_ptr(tile.pairs), TransposedLayout<OWNED, WALKED>{});
-      Tensor own_xt = make_tensor(make_smem_ptr(tile.own_x), TransposedLayout<OWNED, HEAD_DIM>{});
-      auto store = make_tiled_copy_C(StorePairs{}, Mma{}).get_slice(threadIdx.x);
-      copy(StorePairs{}, store.retile_S(rounded_ds), store.partition_D(pairs));
-      __syncthreads();  // dS has come from all warps
-
-      auto square_a = make_tiled_copy_A(LoadColumns{}, SquareMma{}).get_slice(threadIdx.x);
-      auto square_b = make_tiled_copy_B(LoadColumns{}, SquareMma{}).get_slice(threadIdx.x);
-      Tensor left = make_tensor<Element>(partition_shape_A(SquareMma{}, Shape<Walked, Owned>{}));
-      Tensor right = make_tensor<Element>(partition_shape_B(SquareMma{}, Shape<_32, Owned>{}));
-      Tensor part = partition_fragment_C(SquareMma{}, Shape<Walked, _32>{});
-      Tensor spot = SquareMma{}.get_slice(threadIdx.x).partition_C(
-          make_identity_tensor(Shape<Walked, _32>{}));  // (row, column)
-      copy(LoadColumns{}, square_a.partition_S(pairs_t), square_a.retile_D(left));
-      Tensor from = square_b.partition_S(own_xt);
-      Tensor to = square_b.retile_D(right);
-      float* sums = a.dq_sums + row_of(head * a.group + step / blocks) * HEAD_DIM;
-      CUTE_UNROLL
-      for (int n = 0; n < HEAD_DIM / 32; ++n) {
-        clear(part);
-        auto load = [&](int k) { copy(LoadColumns{}, from(_, n, k), to(_, 0, k)); };
-        multiply<SquareMma>(load, left, right, part);
+      for (int c = 0; c < size<1>(p); ++c) {
+        float delta = kKeys ? tile.delta[stage][get<1>(place(0, c))] : 0.0f;
         CUTE_UNROLL
-        for (int i = 0; i < size(part); ++i) {
-          int row = block * WALKED + get<0>(spot(i));
-          if (row < a.seqlen_q) {
-            int64_t element = int64_t(row) * HEAD_DIM + n * 32 + get<1>(spot(i));
-            atomicAdd(sums + element, part(i) * a.scale);
+        for (int r = 0; r < rows; ++r) {
+          ds(r, c) = p(r, c) * __fsub_rn(ds(r, c), kKeys ? delta : row_delta(r));
+        }
+      }
+      if (masked) {
+        hide(ds, block * WALKED);
+      }
+      auto rounded_ds = rounded(slopes);
+      to_left_operand(rounded_ds, operand_pairs);
+      with_columns(step_xt(_, _, stage), sums_x);
+
+      if constexpr (kAtomic) {
+        // dQ of these rows takes dS with the keys of all warps: it goes through shared memory.
+        Element* place_of_pairs = kPairsApart ? tile.pairs : tile.step_y;
+        if constexpr (!kPairsApart) {
+          __syncthreads();  // all warps are done with dO
+        }
+        Tensor pairs = make_tensor(make_smem_ptr(place_of_pairs), PairsLayout{});
+        Tensor pairs_t =
+            make_tensor(make_smem_ptr(place_of_pairs), TransposedLayout<OWNED, WALKED>{});
+        Tensor own_xt = make_tensor(make_smem_ptr(tile.own_x), TransposedLayout<OWNED, HEAD_DIM>{});
+        auto store = make_tiled_copy_C(StorePairs{}, Mma{}).get_slice(threadIdx.x);
+        copy(StorePairs{}, store.retile_S(rounded_ds), store.partition_D(pairs));
+        __syncthreads();  // dS has come from all warps
+
+        auto square_a = make_tiled_copy_A(LoadColumns{}, SquareMma{}).get_slice(threadIdx.x);
+        auto square_b = make_tiled_copy_B(LoadColumns{}, SquareMma{}).get_slice(threadIdx.x);
+        Tensor left = make_tensor<Element>(partition_shape_A(SquareMma{}, Shape<Walked, Owned>{}));
+        Tensor right = make_tensor<Element>(partition_shape_B(SquareMma{}, Shape<_32, Owned>{}));
+        Tensor part = partition_fragment_C(SquareMma{}, Shape<Walked, _32>{});
+        Tensor spot = SquareMma{}.get_slice(threadIdx.x).partition_C(
+            make_identity_tensor(Shape<Walked, _32>{}));  // (row, column)
+        copy(LoadColumns{}, square_a.partition_S(pairs_t), square_a.retile_D(left));
+        Tensor from = square_b.partition_S(own_xt);
+        Tensor to = square_b.retile_D(right);
+        float* sums = a.dq_sums + row_of(head * a.group + step / blocks) * HEAD_DIM;
+        CUTE_UNROLL
+        for (int n = 0; n < HEAD_DIM / 32; ++n) {
+          clear(part);
+          auto load = [&](int k) { copy(LoadColumns{}, from(_, n, k), to(_, 0, k)); };
+          multiply<SquareMma>(load, left, right, part);
+          CUTE_UNROLL
+          for (int i = 0; i < size(part); ++i) {
+            int row = block * WALKED + get<0>(spot(i));
+            if (row < a.seqlen_q) {
+              int64_t element = int64_t(row) * HEAD_DIM + n * 32 + get<1>(spot(i));
+              atomicAdd(sums + element, part(i) * a.scale);
+            }
           }
         }
       }
     }
+    if constexpr (kStages == 1) {
+      __syncthreads();  // all warps are done with the step: the next takes its place
+      copy_step(step + 1);
+    }
   }
 
   // Gradients go through the memory of the owned tiles, to leave it as whole rows.
-  CUTE_UNROLL
-  for (int i = 0; i < size(sums_x); ++i) {
-    sums_x(i) *= a.scale;
-  }
   cp_async_wait<0>();
   __syncthreads();  // no copy is on its way there, and no warp reads there, any more
   auto store = make_tiled_copy_C(StorePairs{}, Mma{}).get_slice(threadIdx.x);
-  copy(StorePairs{}, store.retile_S(rounded(sums_x)), store.partition_D(own_x));
-  if constexpr (kKeys) {
+  if constexpr (kSumX) {
+    CUTE_UNROLL
+    for (int i = 0; i < size(sums_x); ++i) {
+      sums_x(i) *= a.scale;
+    }
+    copy(StorePairs{}, store.retile_S(rounded(sums_x)), store.partition_D(own_x));
+  }
+  if constexpr (kSumY) {
     copy(StorePairs{}, store.retile_S(rounded(sums_y)), store.partition_D(own_y));
   }
   __syncthreads();  // the gradients have come from all warps
-  auto const& to_x = kKeys ? a.dk : a.dq;
-  copy_out(own_x, at(to_x, head), to_x.row, first, length);
-  if constexpr (kKeys) {
+  if constexpr (kSumX) {
+    auto const& to_x = kKeys ? a.dk : a.dq;
+    copy_out(own_x, at(to_x, head), to_x.row, first, length);
+  }
+  if constexpr (kSumY) {
     copy_out(own_y, at(a.dv, head), a.dv.row, first, length);
   }
 }

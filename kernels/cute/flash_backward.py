@@ -18,33 +18,47 @@ softmax_scale once, at the end.
 `ATOMIC` forms dQ in the second kernel: it adds softmax_scale round(dS) K of each tile of keys to
 fp32 sums in memory, in no fixed order, which are rounded at the end.
 
-The two walks are one source, flash_backward.cu: a block of four warps owns a tile of block_n keys
-(or rows) and walks over the rows (or keys) in steps of block_m.  Keys are owned transposed, K Q^T
-and V dO^T: P^T and dS^T then lie in registers as the next products take them.  A mask is a band
-between two diagonals or a table of intervals, and both are plain arguments: one build takes every
-mask.  docs/cute.md draws the layouts and the pipeline.
+The walks are one source, flash_backward.cu: a block of four warps owns a tile of block_n keys (or
+rows) and walks over the rows (or keys) in steps of block_m.  Keys are owned transposed, K Q^T and
+V dO^T: P^T and dS^T then lie in registers as the next products take them.  A mask is a band between
+two diagonals or a table of intervals, and both are plain arguments: one build takes every mask.
+docs/cute.md draws the layouts and the pipeline.
+
+Registers hold fp32 sums of 64 keys by at most 256 columns.  So above head dim 128 dV and dK have
+walks of their own, which form the same P twice; the order of every sum is the same.  There a step
+has 32 rows whatever the config says, and one stage where two do not fit every architecture.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from kernels.cuda.family import LOG2_E, Launch, Strided, check_config, check_room, loaded
-from kernels.cute.flash_forward import ELEMENTS, STAGES, WARPS, available, compilable, cute_source
+from kernels.cute import flash_forward
+from kernels.cute.flash_backward_walks import (
+    KEYS,
+    KEYS_ALONE,
+    KEYS_ALONE_ATOMIC,
+    KEYS_ATOMIC,
+    ROWS,
+    VALUES_ALONE,
+    WIDE,
+    Walk,
+    sums_launch,
+    walk_launch,
+)
+from kernels.cute.flash_forward import ELEMENTS, STAGES, WARPS, available, compilable
 from kernels.masks import MaskBuild, mask_build, mask_tables
-from kernels.ptx import split_q
-from verify.cuda.compile import Source, build_of, device_arch
+from verify.cuda.compile import build_of, device_arch
 from verify.cuda.compile import launch as launch_kernel
 from verify.variant import (
-    STRIDED,
     AttentionArgs,
     Build,
     Config,
@@ -62,11 +76,7 @@ from verify.variant import (
     arch_named,
 )
 
-HEAD_DIMS = (32, 64, 96, 128)
-DELTA_ROWS = 32  # of a block of row_sums.cu
-
-KEYS, KEYS_ATOMIC, ROWS = "key_value_gradients", "all_gradients", "query_gradients"
-"""The walks: over rows for dK and dV, the same with dQ, and over keys for dQ."""
+HEAD_DIMS = flash_forward.HEAD_DIMS
 
 
 class SumArguments(ctypes.Structure):
@@ -111,54 +121,28 @@ class Step:
     blocks: int
 
 
-def sums_launch(dtype: str, head_dim: int) -> Launch:
-    """How the sums delta are compiled and launched."""
-    defines = ("FORMAT", dtype), ("HEAD_DIM", str(head_dim))
-    source = Source(Path(__file__).with_name("row_sums.cu"), "row_sums", defines=defines)
-    return Launch(source, DELTA_ROWS, 32 * WARPS, 0)
-
-
-def walk_launch(walk: str, config: Config, dtype: str, head_dim: int) -> Launch:
-    """How a walk is compiled and launched; `Launch.block_m` is the rows, or keys, of a tile.
-
-    Raises CompileError where CuTe's headers are missing.
-    """
-    owned, walked = config.block_n, config.block_m
-    assert owned is not None
-    assert walked is not None
-    pairs = owned * walked if walk == KEYS_ATOMIC else 64
-    # Two owned tiles, two of each stage, pairs; LSE and delta of each stage.
-    shared_bytes = 2 * (2 * head_dim * (owned + STAGES * walked) + pairs) + 8 * STAGES * walked
-    defines = {
-        "ELEMENT": ELEMENTS[dtype],
-        "HEAD_DIM": head_dim,
-        "OWNED": owned,
-        "WALKED": walked,
-        "KEYS": int(walk != ROWS),
-        "ATOMIC": int(walk == KEYS_ATOMIC),
-        "WALK": walk,
-        "SHARED_BYTES": shared_bytes,
-    }
-    source = cute_source(Path(__file__).with_suffix(".cu"), walk, defines)
-    return Launch(source, owned, 32 * WARPS, shared_bytes)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Walks:
     """A variant's kernels behind the sums of rows, in their order, and what it is launched with.
 
+    narrow, wide: for head dims up to `WIDE`, and above.
     make: the launch of a walk, a config, a dtype and a head dim.
     """
 
-    names: tuple[str, ...]
+    narrow: tuple[Walk, ...]
+    wide: tuple[Walk, ...]
     configs: tuple[Config, ...]
     support: Support
-    make: Callable[[str, Config, str, int], Launch] = walk_launch
+    make: Callable[[Walk, Config, str, int], Launch] = walk_launch
 
     @property
     def atomic(self) -> bool:
         """Whether dQ is added up in memory."""
-        return KEYS_ATOMIC in self.names
+        return any(walk.atomic for walk in self.narrow)
+
+    def of(self, head_dim: int) -> tuple[Walk, ...]:
+        """Those for a head dim."""
+        return self.wide if head_dim > WIDE else self.narrow
 
     def backward(
         self,
@@ -234,9 +218,9 @@ class Walks:
             return Step(launch, arguments, args.batch * heads * tiles)
 
         found = [step(sums_launch(args.dtype, args.head_dim), of_sums, queries)]
-        for name in self.names:
-            launch = self.make(name, args.config, args.dtype, args.head_dim)
-            found.append(step(launch, arguments, queries if name == ROWS else keys))
+        for walk in self.of(args.head_dim):
+            launch = self.make(walk, args.config, args.dtype, args.head_dim)
+            found.append(step(launch, arguments, keys if walk.keys else queries))
         return [each for each in found if each.blocks]
 
     def workspace(self, args: AttentionArgs) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -246,9 +230,9 @@ class Walks:
         return {"delta": (rows, "float32"), **sums}
 
 
-def builds(walks: Sequence[str], arch: str) -> list[Build]:
-    """For Hopper two builds of each walk, in which every config and dtype occurs and pieces of
-    both widths; elsewhere the first of them, which is the largest.
+def builds(walks: Walks, arch: str) -> list[Build]:
+    """For Hopper two builds of each walk on either side of `WIDE`, in which every config and dtype
+    occurs and pieces of both widths; elsewhere the first of them, which is the largest.
 
     The code is the same for every architecture, only ptxas differs, and one build takes as long as
     hundreds of other kernels'.
@@ -257,35 +241,51 @@ def builds(walks: Sequence[str], arch: str) -> list[Build]:
     if capability is None or capability < SUPPORT.capability:
         return []
     found = []
-    for walk in walks:
-        for config, dtype, head_dim in _BUILDS[walk][: None if arch == "sm_90a" else 1]:
-            made = walk_launch(walk, config, dtype, head_dim)
-            name = f"{walk}, {config.name}, {dtype}, d {head_dim}"
-            budget = SPILL_BUDGETS.get(name, {}).get(arch, 0)
-            found.append(
-                build_of(
-                    name,
-                    made.source,
-                    arch,
-                    shared=made.shared_bytes,
-                    spill_budget=budget,
-                    expects=("HMMA", "LDSM", "LDGSTS"),
-                )
+    for walk, config, dtype, head_dim in choices(walks, arch):
+        made = walk_launch(walk, config, dtype, head_dim)
+        name = name_of(walk, config, dtype, head_dim)
+        budget = SPILL_BUDGETS.get(name, {}).get(arch, 0)
+        found.append(
+            build_of(
+                name,
+                made.source,
+                arch,
+                shared=made.shared_bytes,
+                spill_budget=budget,
+                expects=("HMMA", "LDSM", "LDGSTS"),
             )
+        )
     for dtype in ELEMENTS:
         made = sums_launch(dtype, 128)
         found.append(build_of(f"row_sums, {dtype}, d 128", made.source, arch, shared=0))
     return found
 
 
+def choices(walks: Walks, arch: str) -> list[tuple[Walk, Config, str, int]]:
+    """What builds are made for: a walk, a config, a dtype and a head dim."""
+    count = 2 if arch == "sm_90a" else 1
+    narrow = [(walk, *choice) for walk in walks.narrow for choice in _narrow(walk)[:count]]
+    return narrow + [(walk, *choice) for walk in walks.wide for choice in _WIDE_BUILDS[:count]]
+
+
+def _narrow(walk: Walk) -> tuple[tuple[Config, str, int], ...]:
+    return ((_SMALL if walk.atomic else _LARGE, "float16", 128), (_SMALL, "bfloat16", 96))
+
+
+def name_of(walk: Walk, config: Config, dtype: str, head_dim: int) -> str:
+    """The name of a build."""
+    return f"{walk.name}, {config.name}, {dtype}, d {head_dim}"
+
+
 # Bytes per thread, by the name of a build.
 SPILL_BUDGETS: dict[str, dict[str, int]] = {
-    f"{KEYS}, m64n64w4s2, float16, d 128": {
+    "key_value_gradients, m64n64w4s2, float16, d 128": {
         "sm_80": 32,
         "sm_86": 28,
         "sm_89": 28,
         "sm_90a": 40,
     },
+    "query_gradients, m32n64w4s2, float16, d 256": {"sm_100a": 56, "sm_120a": 152},
 }
 
 CONFIGS = (
@@ -294,13 +294,9 @@ CONFIGS = (
 )
 
 _SMALL, _LARGE = CONFIGS
-_BUILDS = {
-    KEYS: ((_LARGE, "float16", 128), (_SMALL, "bfloat16", 96)),
-    ROWS: ((_LARGE, "float16", 128), (_SMALL, "bfloat16", 96)),
-    KEYS_ATOMIC: ((_SMALL, "float16", 128), (_SMALL, "bfloat16", 96)),
-}
+_WIDE_BUILDS = ((_SMALL, "float16", 256), (_SMALL, "bfloat16", 160))
 
-SUPPORT = replace(split_q.VARIANT.support, head_dims=HEAD_DIMS, storages=(STRIDED,))
+SUPPORT = flash_forward.SUPPORT
 
 NUMERICS = GradientNumerics(
     products=GradientProducts(operands="input", instruction="mma.sync"),
@@ -315,7 +311,8 @@ def _variant(name: str, walks: Walks, gradients: GradientNumerics) -> Variant:
         name=name,
         family="cute",
         backward=walks.backward,
-        saved_by=split_q.VARIANT,
+        saved_by=flash_forward.VARIANT,
+        saved_config=flash_forward.CONFIGS[1],  # which fits every architecture
         configs=walks.configs,
         support=walks.support,
         gradients=gradients,
@@ -323,19 +320,29 @@ def _variant(name: str, walks: Walks, gradients: GradientNumerics) -> Variant:
         backward_workspace=walks.workspace,
         available=available,
         compilable=compilable,
-        builds=partial(builds, walks.names),
+        builds=partial(builds, walks),
         head_dim_buckets=HEAD_DIMS,
     )
 
 
 VARIANT = _variant(
     "cute-flash-backward",
-    Walks(names=(KEYS, ROWS), configs=CONFIGS, support=SUPPORT),
+    Walks(
+        narrow=(KEYS, ROWS),
+        wide=(VALUES_ALONE, KEYS_ALONE, ROWS),
+        configs=CONFIGS,
+        support=SUPPORT,
+    ),
     NUMERICS,
 )
 ATOMIC = _variant(
     "cute-flash-backward-atomic",
-    Walks(names=(KEYS_ATOMIC,), configs=CONFIGS[:1], support=SUPPORT),
+    Walks(
+        narrow=(KEYS_ATOMIC,),
+        wide=(VALUES_ALONE, KEYS_ALONE_ATOMIC),
+        configs=CONFIGS[:1],
+        support=SUPPORT,
+    ),
     replace(NUMERICS, sums=replace(NUMERICS.sums, block_n=None, atomics=("dq",))),
 )
 VARIANTS = [VARIANT, ATOMIC]
@@ -343,21 +350,21 @@ VARIANTS = [VARIANT, ATOMIC]
 WITNESS = (
     {
         "case": (
-            "cute-flash-backward:m32n64w4s2:gradients:hq=2,sq=427,skv=427,d=64,dtype=bfloat16,"
-            "mask=window.5000.inf,scale=4.0,dist=subnormals,seed=89"
+            "cute-flash-backward:m32n64w4s2:gradients:b=5,hq=5,hkv=5,sq=65,skv=65,d=32,"
+            "dtype=bfloat16,mask=causal,dist=low_rank,seed=18584347"
         ),
         "tensor": "dq",
-        "r": 0.993,
+        "r": 0.996,
         "device": "NVIDIA H100 80GB HBM3",
         "date": "2026-11-22",
     },
     {
         "case": (
-            "cute-flash-backward-atomic:m32n64w4s2:gradients:hq=2,sq=427,skv=427,d=64,"
-            "dtype=bfloat16,mask=window.5000.inf,scale=4.0,dist=subnormals,seed=89"
+            "cute-flash-backward-atomic:m32n64w4s2:gradients:b=5,hq=5,hkv=5,sq=65,skv=65,d=32,"
+            "dtype=bfloat16,mask=causal,dist=low_rank,seed=18584347"
         ),
         "tensor": "dq",
-        "r": 0.993,
+        "r": 0.996,
         "device": "NVIDIA H100 80GB HBM3",
         "date": "2026-11-22",
     },

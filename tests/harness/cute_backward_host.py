@@ -15,23 +15,26 @@ from torch import Tensor
 
 from kernels.cuda.family import Launch
 from kernels.cute import flash_backward as kernel
+from kernels.cute.flash_backward_walks import stages_of
 from kernels.masks import mask_build, mask_tables
 from tests.harness.backward_inputs import Inputs, exact
 from tests.harness.cute_host import ORDERS, PROGRAM, build, compiled_program, placed
 from verify.judging.comparison import compare
 from verify.problem import Problem
 from verify.problem.inputs import tensors
-from verify.tolerance.backward import gradient_truth, resolve
+from verify.tolerance.backward import GradientTruth, gradient_truth, resolve
 from verify.variant import AttentionArgs, Config, Gradients, Saved, Variant
 
 SOURCE = Path(kernel.__file__).with_suffix(".cu")
 ATOMIC_ADD = """
 inline float atomicAdd(float* to, float x) { float was = *to; *to += x; return was; }
 """
+GRADIENTS = ("dq", "dk", "dv")
 # An expression of flash_backward.cu, and what it becomes while that fault is planted.
 FAULTS = {
     "no delta": ("kKeys ? delta : row_delta(r)", "0.0f"),
     "a key too many": ("key >= seen.high", "key > seen.high"),
+    "no mask": ("block < walk.whole.low || block >= walk.whole.high", "false"),
     "S of another P": ("kKeys ? shift : row_shift(r)", "0.0f"),
     "first head of a group alone": ("kKeys ? a.group * blocks : blocks", "blocks"),
     "no scale in dQ or dK": ("sums_x(i) *= a.scale", "sums_x(i) *= 1.0f"),
@@ -56,13 +59,19 @@ class Chosen:
     @property
     def launches(self) -> list[Launch]:
         """Those of every kernel."""
+        walks = self.walks.of(self.head_dim)
+        choice = self.config, self.dtype, self.head_dim
         return [
             kernel.sums_launch(self.dtype, self.head_dim),
-            *(
-                self.walks.make(name, self.config, self.dtype, self.head_dim)
-                for name in self.walks.names
-            ),
+            *(self.walks.make(walk, *choice) for walk in walks),
         ]
+
+    @property
+    def stages(self) -> set[int]:
+        """How many the walks have."""
+        return {
+            stages_of(walk, self.config, self.head_dim) for walk in self.walks.of(self.head_dim)
+        }
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,15 @@ class Ran:
 
     gradients: dict[str, Tensor]
     conflicts: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A problem, the forward's results that a run gets, and the gradients with their bounds."""
+
+    problem: Problem
+    saved: Saved
+    truth: GradientTruth
 
 
 @dataclass(frozen=True)
@@ -154,9 +172,8 @@ class Program:
         out = made.out.to(problem.format.torch)
         return Saved(placed(out, problem, "out"), made.lse.float().contiguous())
 
-    def verdict(self, text: str, orders: tuple[dict[str, bool], ...] = ORDERS) -> Iterator[float]:
-        """The worst error over its bound of all gradients, for each order of warps and copies;
-        infinite where a run is refused."""
+    def asked(self, text: str) -> Asked:
+        """The problem with what its gradients must be."""
         problem = self.problem(text)
         given = Inputs.of(problem)
         saved = self.saved(problem)
@@ -164,21 +181,30 @@ class Program:
         arithmetic = resolve(self.chosen.variant.gradients, self.chosen.config, problem, "sm_90")
         inputs = (given.q, given.k, given.v, given.dout, saved.out, saved.lse)
         truth = gradient_truth(problem, *(x.double() for x in inputs), arithmetic)
-        for order in orders:
-            try:
-                ran = self.run(problem, saved, **order)
-            except RuntimeError:
-                yield math.inf
-                continue
-            yield max(
-                compare(
-                    ran.gradients[name],
-                    getattr(truth, name),
-                    getattr(truth, f"{name}_bound"),
-                    problem.format,
-                ).worst
-                for name in ("dq", "dk", "dv")
-            )
+        return Asked(problem, saved, truth)
+
+    def ratios(self, asked: Asked, order: dict[str, bool]) -> dict[str, float]:
+        """Each gradient's worst error over its bound, with that order of warps and copies; infinite
+        where the run is refused."""
+        try:
+            ran = self.run(asked.problem, asked.saved, **order)
+        except RuntimeError:
+            return dict.fromkeys(GRADIENTS, math.inf)
+        return {
+            name: compare(
+                ran.gradients[name],
+                getattr(asked.truth, name),
+                getattr(asked.truth, f"{name}_bound"),
+                asked.problem.format,
+            ).worst
+            for name in GRADIENTS
+        }
+
+    def verdict(
+        self, asked: Asked, orders: tuple[dict[str, bool], ...] = ORDERS
+    ) -> Iterator[float]:
+        """The worst of these, for each order."""
+        return (max(self.ratios(asked, order).values()) for order in orders)
 
 
 def empty_like(problem: Problem, name: str) -> Tensor:

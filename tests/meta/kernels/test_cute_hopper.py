@@ -263,6 +263,7 @@ UNSEEN = (
 
 @has_headers
 @has_host
+@pytest.mark.for_ci
 class TestOnTheHost:
     @pytest.fixture(autouse=True)
     def whole(self, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -99,6 +99,7 @@ def plant(library: ctypes.CDLL, fault: str) -> None:
 
 @has_headers
 @has_host
+@pytest.mark.for_ci
 class TestOnTheHost:
     @pytest.fixture(autouse=True)
     def whole(self, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
