@@ -383,4 +383,28 @@ WITNESS = (
         "device": "AMD EPYC",
         "date": "2026-11-24",
     },
+    {
+        "case": (
+            "triton-fp8-transposed-forward:m64n32w4s2:accuracy:b=3,hq=4,sq=1,skv=1,d=40,dv=242,"
+            "dtype=float8_e4m3fn,mask=prefix.128,lq=bhsd.p16,lk=sbhd.o4,lv=transposedv.p16,"
+            "lo=bshd.p16.o1,ldo=bshd.p8.o8,out=float8_e4m3fn,oscale=0.0078125,dist=negative_lse,"
+            "seed=7109285"
+        ),
+        "tensor": "out",
+        "r": 0.941,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "triton-fp8-transposed-block-forward:m128n64w8s3:accuracy:hq=4,sq=479,skv=255,d=130,"
+            "dtype=float8_e4m3fn,mask=documents.3_7_17_127_16_85,lq=bshd,lk=bshd,"
+            "lv=transposedv.p64,lo=bshd,ldo=bshd,out=float8_e4m3fn,oscale=0.0078125,"
+            "descale=tensor,dist=sink,seed=33"
+        ),
+        "tensor": "out",
+        "r": 0.847,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
 )

@@ -1,6 +1,6 @@
-"""The Gluon kernel on the CPU: its shipped text, run by Python over torch tensors.
+"""The Gluon kernels on the CPU: their shipped texts, run by Python over torch tensors.
 
-`Host` executes the texts of kernels/gluon/ring.py, kernels/gluon/hopper_forward.py and
+`Host` executes the texts of a kernel, of the files of kernels/gluon that it imports and of
 kernels/triton/tiles.py with stand-ins for `gl`, `tl`, `mbarrier`, `tma` and wgmma. A stand-in
 computes what the device computes, and records what one thread asks of barriers, copies and tiles as
 an `Event`. The order of these events is the program of each warp: the kernel's branches depend on
@@ -22,17 +22,25 @@ from typing import Any
 import torch
 from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from verify.arithmetic.dot import mma
+from verify.arithmetic.unit import Unit
 from verify.bundle import ROOT
 from verify.cuda.edits import Edit
 from verify.variant import AttentionArgs, Workspace
 
-KERNELS = {
-    "ring": ROOT / "kernels" / "gluon" / "ring.py",
-    "hopper_forward": ROOT / "kernels" / "gluon" / "hopper_forward.py",
-    "tiles": ROOT / "kernels" / "triton" / "tiles.py",
+KERNELS = {  # in the order of their imports
+    name: ROOT / "kernels" / folder / f"{name}.py"
+    for folder, name in (
+        ("triton", "tiles"),
+        ("gluon", "ring"),
+        ("gluon", "columns"),
+        ("gluon", "hopper_forward"),
+        ("gluon", "hopper_fp8_forward"),
+    )
 }
-FAKED = {"kernels.gluon.ring": "ring", "kernels.triton.tiles": "tiles"}
+FAKED = {f"kernels.{path.parent.name}.{name}": name for name, path in KERNELS.items()}
 
 Name = tuple[str, int]
 
@@ -45,7 +53,7 @@ class Event:
     most `number` wgmma are left), "load" and "store" (of the thread itself) or "invalidate".
     barrier: its name, as (array, number); tiles: those of tiles in shared memory.
     number: arrivals of an init, bytes of an expect or a copy, the parity of a wait.
-    what: the operand and the first row of a copy.
+    what: the operand and the first row of a copy, or the first column where rows begin at 0.
     leader: one thread does it.
     """
 
@@ -84,6 +92,10 @@ class Place:
 
     def __add__(self, step: Any) -> Place:
         return Place(self.storage, self.offset + step)
+
+    @property
+    def dtype(self) -> Any:
+        return SimpleNamespace(element_ty=self.storage.dtype)
 
 
 @dataclass
@@ -225,9 +237,13 @@ SHARED_NAMES = {
 
 @dataclass
 class Machine:
-    """The stand-ins of a program, and what it asked for."""
+    """The stand-ins of a program, and what it asked for.
+
+    unit: what wgmma adds 8-bit products on; exact products and fp32 sums if None.
+    """
 
     program: int = 0
+    unit: Unit | None = None
     events: list[Event] = field(default_factory=list)
     arrays: Iterator[int] = field(default_factory=lambda: iter(range(99)))
 
@@ -242,7 +258,7 @@ class Machine:
         self, tensor: Copied, at: Sequence[int], barrier: Shared, tile: Shared, pred: bool = True
     ) -> None:
         if pred:
-            about = {"number": tensor.block_type.nbytes, "what": (tensor.name, int(at[2]))}
+            about = {"number": tensor.block_type.nbytes, "what": (tensor.name, int(at[2] + at[3]))}
             self.say("copy", barrier=barrier.key, tiles=(tile.key,), leader=True, **about)
             tile.values.copy_(tensor.box(*map(int, at)))
 
@@ -261,6 +277,8 @@ class Machine:
         if not is_async:
             self.say("done", number=0)
         left = a.values if isinstance(a, Shared) else a
+        if self.unit is not None:
+            return mma(left, b.values, acc if use_acc else torch.zeros_like(acc), self.unit)
         product = left.float() @ b.values.float()
         return acc + product if use_acc else product
 
@@ -313,17 +331,21 @@ class Machine:
 
 
 class Host:
-    """The kernel's texts, edited or as they are; `forward` is the entry point on the CPU."""
+    """The texts of one of KERNELS and of what it imports, edited or as they are; `forward` is the
+    entry point on the CPU."""
 
-    def __init__(self, *edits: Edit) -> None:
+    def __init__(self, *edits: Edit, kernel: str = "hopper_forward") -> None:
         self.machine = Machine()
+        self.name = kernel
         texts = {name: path.read_text(encoding="utf-8") for name, path in KERNELS.items()}
+        own = [name for name in texts if f"{name} import" in texts[kernel] and "hopper" not in name]
+        edited = {name: texts[name] for name in (*own, kernel)}
         for edit in edits:
-            texts = edit.apply(texts)
+            edited = edit.apply(edited)
         self.fakes = self.machine.modules()
-        for name in ("tiles", "ring", "hopper_forward"):
-            self.fakes[name] = self._module(name, texts[name])
-        self.kernel = self.fakes["hopper_forward"]
+        for name, text in {**texts, **edited}.items():
+            self.fakes[name] = self._module(name, text)
+        self.kernel = self.fakes[kernel]
 
     def _module(self, name: str, text: str) -> ModuleType:
         module = ModuleType(f"host_{name}")
@@ -350,25 +372,28 @@ class Host:
         self.machine.program = program
         self.machine.events.clear()
         self.machine.arrays = iter(range(99))
-        self.kernel._hopper_forward(*given.values(), **keywords)
+        getattr(self.kernel, f"_{self.name}")(*given.values(), **keywords)
 
     def forward(
         self, args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace
     ) -> None:
-        """What `hopper_forward.forward` does, with each program run here."""
+        """What the kernel's `forward` does, with each program run here."""
         self.kernel.SUPPORT.check(args, out)
         if 0 in (args.seqlen_q, args.seqlen_kv):
             self.kernel.forward(args, out, lse, workspace)
             return
         made = self.kernel.launch(args, out, lse)
         keywords = {k: v for k, v in made.keywords.items() if k != "enable_fp_fusion"}
-        q, k, v, out_, lse_, tables, *counts = made.arguments
-        given = {
-            **{name: Copied(name, x) for name, x in (("q", q), ("k", k), ("v", v))},
-            "out": Place.of(out_),
-            "lse": Place.of(lse_),
-            "tables": tuple(Place.of(table) if table is not None else None for table in tables),
-            **{f"count {n}": count for n, count in enumerate(counts)},
-        }
+        names = iter("qkv")
+        given = {str(n): _given(x, names) for n, x in enumerate(made.arguments)}
         for program in range(made.programs):
             self.run(program, given, keywords)
+
+
+def _given(argument: Any, names: Iterator[str]) -> Any:
+    """An argument of a launch as a program sees it; names: of the descriptors, in their order."""
+    if isinstance(argument, TensorDescriptor):
+        return Copied(next(names), argument)
+    if isinstance(argument, tuple):
+        return tuple(_given(x, names) for x in argument)
+    return Place.of(argument) if isinstance(argument, Tensor) else argument

@@ -21,15 +21,11 @@ from kernels.triton import compile as triton_compile
 from references.masks import parse_mask
 from references.score_mods import Softcap
 from tests.harness.gluon_host import Host, Place
-from tests.harness.ptx_host import run
+from tests.harness.ptx_host import convict, run
 from tests.planted import gluon_forward
-from verify.arithmetic.dtypes import dtype_named
 from verify.cuda.sass import listing
-from verify.judging.comparison import compare
-from verify.judging.truth import compute_truth
 from verify.problem import Problem
-from verify.problem.inputs import dequantised, tensors
-from verify.tolerance.forward import resolve
+from verify.problem.inputs import tensors
 from verify.variant import AttentionArgs, Build, Unsupported, arch_named, compiled_archs
 
 torch.set_num_threads(1)
@@ -202,20 +198,7 @@ def verdict(made: Host, text: str, config: Any) -> str | None:
     problem = Problem.parse(text)
     variant = replace(kernel.VARIANT, forward=made.forward)
     out, lse = run(variant, problem, config)
-    arithmetic = resolve(variant.numerics, config, problem, "sm_90a")
-    truth = compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
-    if out[truth.empty].count_nonzero() or not torch.equal(lse == -torch.inf, truth.empty):
-        return "empty rows"
-    finite = truth.lse.nan_to_num(neginf=0.0)
-    ratios = {
-        "O": compare(out, truth.out, truth.out_bound, problem.format_out).ratio,
-        "LSE": compare(lse, finite, truth.lse_bound, dtype_named("float32")).ratio,
-    }
-    for name, ratio in ratios.items():
-        live = ratio[~truth.empty]
-        if live.numel() and not float(live.max()) <= 1:
-            return f"{name}: {float(live.max()):.3g} of its bound"
-    return None
+    return convict(variant, problem, config, out, lse, arch="sm_90a")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,34 @@
+"""Tiles of V stored transposed, whose columns are keys: device code in Gluon beside that of `ring`,
+whose rows are keys."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from kernels.gluon.ring import meet
+
+
+@gluon.jit
+def fetch_columns(tensor, batch, head, column, barrier, tile, pred):
+    """Begin to copy columns [column, column + tile's) of a head into a tile, if pred; what is out
+    of the tensor's bounds comes as zeros.  See `kernels.gluon.ring.fetch`."""
+    batch = gl.minimum(batch, tensor.shape[0] - 1)
+    head = gl.minimum(head, tensor.shape[1] - 1)
+    mbarrier.expect(barrier, tensor.block_type.nbytes, pred=pred)
+    tma.async_copy_global_to_shared(
+        tensor, [batch, head, 0, column], barrier, tile.reshape(tensor.block_shape), pred=pred
+    )
+
+
+@gluon.jit
+def hide_columns(v_tile, key_first, first, last, LAYOUT: gl.constexpr):
+    """Overwrite the columns of keys that no row of the program sees with zeros, so that NaN there
+    cannot enter P V as 0 * NaN."""
+    keys: gl.constexpr = v_tile.shape[1]
+    if (key_first < first) | (key_first + keys > last):
+        key = key_first + gl.arange(0, keys, gl.SliceLayout(0, LAYOUT))
+        seen = (key >= first) & (key < last)
+        values = v_tile.load(LAYOUT)
+        v_tile.store(gl.where(seen[None, :], values, gl.zeros_like(values)))
+        fence_async_shared()  # wgmma and the copy engine come after these stores
+        meet()

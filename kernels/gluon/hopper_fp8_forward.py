@@ -1,0 +1,404 @@
+"""FlashAttention-2 forward of 8-bit inputs with log-sum-exp on Hopper's own units, in Gluon.
+
+q, k and v are in e4m3 or e5m2, and V lies as (batch, heads_kv, head_dim_v, seqlen_kv): the storage
+`transposedv`.  Both 8-bit operands of wgmma must run along the sum, which for P V are the keys; the
+copy engine brings such a tile of V as it lies, and no tile is transposed.
+
+The arithmetic is that of `triton-fp8-transposed-block-forward`, with its factors and roundings
+(kernels/triton/fp8_forward.py has the formulas).  wgmma keeps 13 fraction bits of an 8-bit sum.
+S is one such sum over the head dim.  P V of each block begins at zero, and its result is added to O
+in fp32: the promotion "block".
+
+Ring, barriers and walk are those of `hopper_forward` (docs/gluon.md), with S of the next block in
+the tensor cores during the softmax of this one.  O and P V of a block are held at once: at a head
+dim of 256 that would be 256 registers, so head dims end at 128.
+"""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kernels.gluon import hopper_forward
+from kernels.gluon.columns import fetch_columns, hide_columns
+from kernels.gluon.hopper_forward import SHARED_BYTES, lifted, scores
+from kernels.gluon.ring import await_tile, close_ring, fetch, meet, nth_block, open_ring
+from kernels.masks import mask_build, mask_tables
+from kernels.triton.common import LOG2_E, Blocks, Launch, counts, steps
+from kernels.triton.compile import arguments, binary, meta
+from kernels.triton.tiles import blocks_of, head_of, key_walk, own_tile, seen_keys
+from verify.variant import (
+    AttentionArgs,
+    Binary,
+    Build,
+    Config,
+    Descales,
+    Output,
+    Stored,
+    Unsupported,
+    Workspace,
+    arch_named,
+)
+
+STORAGE = "transposedv"
+ROW_UNIT = 8  # elements of O of 16 bits; its strides and head dims are multiples of it
+BUCKETS = (64, 128)
+
+
+@gluon.jit
+def descale(factors, factor_steps, batch, head_kv, NUMBER: gl.constexpr):
+    """The factor of that tensor of q, k and v."""
+    return gl.load(head_of(factors[NUMBER], factor_steps[NUMBER], batch, head_kv, False))
+
+
+def _hopper_fp8_forward(  # noqa: PLR0915, PLR0917
+    q,  # descriptors of (batch, heads_q, seqlen_q, head_dim)
+    k,  # and (batch, heads_kv, seqlen_kv, head_dim)
+    v,  # and (batch, heads_kv, head_dim_v, seqlen_kv)
+    out,  # (batch, heads_q, seqlen_q, head_dim_v)
+    lse,  # float32 (batch, heads_q, seqlen_q), contiguous
+    tables,  # of the keys that rows see
+    # factors of q, k and v, float32 (batch, heads_kv), any strides; None if there are none
+    factors,
+    factor_steps,
+    out_batch: gl.int64,  # strides of out, and head_dim_v, in units of ROW_UNIT elements
+    out_head: gl.int64,
+    out_row: gl.int64,
+    dim_v: gl.int32,
+    heads_q: gl.int32,
+    group: gl.int32,
+    seqlen_q: gl.int32,
+    seqlen_kv: gl.int32,
+    diagonal_low: gl.int32,
+    diagonal_high: gl.int32,
+    scale_log2: gl.float32,
+    KIND: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr,
+    num_warps: gl.constexpr,
+):
+    DTYPE: gl.constexpr = q.dtype
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, BLOCK_N, 32]
+    )
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, BLOCK_D, 32]
+    )
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=4)
+    # 16 bytes per thread, whole rows per warp: of O on its way out, and of V where keys are hidden.
+    OUT_LAYOUT: gl.constexpr = gl.BlockedLayout(
+        [1, 8], [256 // BLOCK_D, BLOCK_D // 8], [num_warps, 1], [1, 0]
+    )
+    V_LAYOUT: gl.constexpr = gl.BlockedLayout(
+        [1, 16], [512 // BLOCK_N, BLOCK_N // 16], [num_warps, 1], [1, 0]
+    )
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    # A row of a tile is one piece of its swizzle: head_dim bytes of Q and K, BLOCK_N of V.
+    TILE: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=BLOCK_D, element_bitwidth=8, rank=2
+    )
+    V_TILE: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=BLOCK_N, element_bitwidth=8, rank=2
+    )
+
+    # The last tile first, since causal rows grow longer.
+    tiles = gl.cdiv(seqlen_q, BLOCK_M)
+    tile, head, batch = own_tile(tiles, heads_q)
+    tile = tiles - 1 - tile
+    head_kv = head // group
+
+    # Rows past the end repeat the last one: they do not widen the tile's bounds.
+    rows = tile * BLOCK_M + gl.arange(0, BLOCK_M, S_ROWS)
+    row = gl.minimum(rows, seqlen_q - 1)
+    sizes = seqlen_q, seqlen_kv, diagonal_low, diagonal_high
+    low, high = seen_keys(row, tables, batch, sizes, KIND)
+    first, last, walk = key_walk(low, high, seqlen_kv, BLOCK_N)
+    total = blocks_of(walk, 0) + blocks_of(walk, 1)
+
+    q_tile = gl.allocate_shared_memory(DTYPE, [BLOCK_M, BLOCK_D], TILE)
+    k_ring = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, BLOCK_D], TILE)
+    v_ring = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_D, BLOCK_N], V_TILE)
+    q_here = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    k_here = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_here = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    open_ring(q_here, 1)
+    open_ring(k_here, STAGES)
+    open_ring(v_here, STAGES)
+    fence_async_shared()
+    meet()
+
+    batch32 = batch.to(gl.int32)
+    fetch(q, batch32, head, tile * BLOCK_M, q_here.index(0), q_tile, total > 0)
+    for stage in gl.static_range(STAGES):
+        key = nth_block(walk, stage) * BLOCK_N
+        more = stage < total
+        fetch(k, batch32, head_kv, key, k_here.index(stage), k_ring.index(stage), more)
+        fetch_columns(v, batch32, head_kv, key, v_here.index(stage), v_ring.index(stage), more)
+
+    factor = scale_log2
+    factor_v = 0.00390625  # 1 / 256
+    if factors is not None:
+        head64 = head_kv.to(gl.int64)
+        factor = factor * descale(factors, factor_steps, batch, head64, 0)
+        factor = factor * descale(factors, factor_steps, batch, head64, 1)
+        factor_v = factor_v * descale(factors, factor_steps, batch, head64, 2)
+
+    m = gl.full([BLOCK_M], float("-inf"), gl.float32, S_ROWS)
+    l = gl.zeros([BLOCK_M], gl.float32, S_ROWS)  # noqa: E741 - the paper's name
+    acc = gl.zeros([BLOCK_M, BLOCK_D], gl.float32, O_LAYOUT)
+    no_s = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, S_LAYOUT)
+    no_o = gl.zeros([BLOCK_M, BLOCK_D], gl.float32, O_LAYOUT)
+    if total > 0:
+        mbarrier.wait(q_here.index(0), 0)
+        slot = await_tile(k_here, 0, STAGES)
+        k_tile = k_ring.index(slot)
+        s = warpgroup_mma(q_tile, k_tile.permute((1, 0)), no_s, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=(s,))
+        meet()  # every warp has read the first tile of K
+        key = nth_block(walk, STAGES) * BLOCK_N
+        fetch(k, batch32, head_kv, key, k_here.index(slot), k_tile, total > STAGES)
+        x = scores(s, factor, walk, 0, low, high, BLOCK_N, S_LAYOUT)
+
+        for t in range(1, total):
+            m, shift, alpha = lifted(x, m)
+            slot = await_tile(k_here, t, STAGES)
+            k_tile = k_ring.index(slot)
+            s = warpgroup_mma(q_tile, k_tile.permute((1, 0)), no_s, use_acc=False, is_async=True)
+            p = gl.exp2(x - shift[:, None])
+            l = l * alpha + gl.sum(p, 1)  # noqa: E741
+            acc = acc * gl.convert_layout(alpha, O_ROWS)[:, None]
+            p_tile = gl.convert_layout((p * 256.0).to(DTYPE), P_LAYOUT)
+            last_slot = await_tile(v_here, t - 1, STAGES)
+            v_tile = v_ring.index(last_slot)
+            hide_columns(v_tile, nth_block(walk, t - 1) * BLOCK_N, first, last, V_LAYOUT)
+            # From zero, and added in fp32: 13 bits hold the sums of one block.
+            o = warpgroup_mma(p_tile, v_tile.permute((1, 0)), no_o, use_acc=False, is_async=True)
+            s, o = warpgroup_mma_wait(0, deps=(s, o))
+            acc = acc + o
+            meet()  # every warp has read both tiles
+            key = nth_block(walk, t + STAGES) * BLOCK_N
+            fetch(k, batch32, head_kv, key, k_here.index(slot), k_tile, t + STAGES < total)
+            key = nth_block(walk, t - 1 + STAGES) * BLOCK_N
+            more = t - 1 + STAGES < total
+            fetch_columns(v, batch32, head_kv, key, v_here.index(last_slot), v_tile, more)
+            x = scores(s, factor, walk, t, low, high, BLOCK_N, S_LAYOUT)
+
+        m, shift, alpha = lifted(x, m)
+        p = gl.exp2(x - shift[:, None])
+        l = l * alpha + gl.sum(p, 1)  # noqa: E741
+        acc = acc * gl.convert_layout(alpha, O_ROWS)[:, None]
+        p_tile = gl.convert_layout((p * 256.0).to(DTYPE), P_LAYOUT)
+        v_tile = v_ring.index(await_tile(v_here, total - 1, STAGES))
+        hide_columns(v_tile, nth_block(walk, total - 1) * BLOCK_N, first, last, V_LAYOUT)
+        o = warpgroup_mma(p_tile, v_tile.permute((1, 0)), no_o, use_acc=False, is_async=True)
+        acc = acc + warpgroup_mma_wait(0, deps=(o,))
+        meet()  # no warp waits at a barrier any more
+
+    close_ring(q_here, 1)
+    close_ring(k_here, STAGES)
+    close_ring(v_here, STAGES)
+
+    # An empty row has l = 0, acc = 0 and m = -inf, so O = 0 and LSE = -inf.
+    denominator = gl.where(l == 0.0, 1.0, l)
+    lse_rows = 0.6931471805599453 * (m + gl.log2(denominator))
+    gl.store(lse + (batch * heads_q + head) * seqlen_q + rows, lse_rows, mask=rows < seqlen_q)
+    o_tile = acc / gl.convert_layout(denominator, O_ROWS)[:, None] * factor_v
+    o_tile = gl.convert_layout(o_tile.to(out.dtype.element_ty), OUT_LAYOUT)
+    o_row = tile * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(1, OUT_LAYOUT))
+    dims = gl.arange(0, BLOCK_D, gl.SliceLayout(0, OUT_LAYOUT))
+    where = batch * (out_batch * 8) + head * (out_head * 8)
+    places = out + where + o_row.to(gl.int64)[:, None] * (out_row * 8) + dims[None, :]
+    inside = (o_row < seqlen_q)[:, None] & (dims < dim_v * 8)[None, :]
+    gl.store(places, o_tile, mask=inside)
+
+
+kernel = gluon.jit(
+    _hopper_fp8_forward,
+    do_not_specialize=[
+        *("out_batch", "out_head", "out_row", "dim_v", "heads_q", "group"),
+        *("seqlen_q", "seqlen_kv", "diagonal_low", "diagonal_high"),
+    ],
+    do_not_specialize_on_alignment=["lse"],
+)
+
+
+def effective_blocks(config: Config, bucket: int) -> Blocks:
+    """The blocks launched for a config: as declared, with as many stages as shared memory holds."""
+    blocks = Blocks.declared(config)
+    barriers = 1024
+    room = (SHARED_BYTES - barriers - blocks.block_m * bucket) // (2 * blocks.block_n * bucket)
+    return replace(blocks, num_stages=min(blocks.num_stages, room))
+
+
+def descriptor(name: str, tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """What the copy engine needs to know of q, k or v: 4 dimensions, and tiles of (rows, columns),
+    columns being the bytes of the swizzle.
+
+    A dimension that repeats the same elements has size 1 there (see `kernels.gluon.ring.fetch`).
+    Raises `Unsupported` if rows do.
+    """
+    shape, strides = list(tensor.shape), list(tensor.stride())
+    if shape[2] > 1 and strides[2] == 0:
+        raise Unsupported(f"layout_{name}", "the copy engine cannot repeat a row: make it whole")
+    for dim in range(3):
+        if shape[dim] == 1 or strides[dim] == 0:
+            shape[dim], strides[dim] = 1, columns
+    strides[3] = 1
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=columns, element_bitwidth=8, rank=4)
+    return TensorDescriptor(tensor, shape, strides, [1, 1, rows, columns], layout)
+
+
+def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
+    """How the kernel is launched for these arguments, which have a query and a key; raises
+    `Unsupported`."""
+    mask = mask_build(args)
+    largest = max(args.head_dim, args.head_dim_v)
+    bucket = next(bucket for bucket in BUCKETS if largest <= bucket)
+    blocks = effective_blocks(args.config, bucket)
+    factors: tuple[Tensor, ...] | None = None
+    factor_steps: tuple[tuple[int, ...], ...] | None = None
+    if args.descales is not None:
+        factors = (args.descales.q, args.descales.k, args.descales.v)
+        factor_steps = steps(*factors, aligned=False)
+    return Launch(
+        kernel,
+        args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),
+        (
+            descriptor("q", args.q, blocks.block_m, bucket),
+            descriptor("k", args.k, blocks.block_n, bucket),
+            descriptor("v", args.stored["v"].tensors[""], bucket, blocks.block_n),
+            *(out, lse, mask_tables(args, mask)),
+            *(factors, factor_steps),
+            *(step // ROW_UNIT for step in out.stride()[:3]),
+            args.head_dim_v // ROW_UNIT,
+            *counts(args, args.heads_q, mask),
+            args.softmax_scale * LOG2_E,
+        ),
+        {
+            "KIND": mask.kind,
+            "BLOCK_M": blocks.block_m,
+            "BLOCK_N": blocks.block_n,
+            "BLOCK_D": bucket,
+            "STAGES": blocks.num_stages,
+            "num_warps": blocks.num_warps,
+            "enable_fp_fusion": False,
+        },
+    )
+
+
+def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
+    """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside SUPPORT."""
+    SUPPORT.check(args, out)
+    if args.seqlen_q == 0:
+        return
+    if args.seqlen_kv == 0:  # the copy engine knows no empty tensor
+        out.zero_()
+        if lse is not None:
+            lse.fill_(-math.inf)
+        return
+    kernel_launch = launch(args, out, lse)
+    with torch.cuda.device_of(args.q):
+        kernel_launch.run()
+
+
+def builds(arch: str) -> list[Build]:
+    """Each config at each bucket, so that each dtype, kind of mask and output occurs, with factors
+    per head; for Hopper alone."""
+    if arch_named(arch).capability != SUPPORT.capability:
+        return []
+    found = []
+    for number, *shape in _BUILDS:
+        config = VARIANT.configs[number]
+        dtype, head_dim, kind, dtype_out = shape
+        name = f"{config.name}, {dtype}, d {head_dim}, {kind}, out {dtype_out}"
+        compile_ = partial(_compile, config, tuple(shape), arch)
+        found.append(Build(name, compile_, _SPILL_BUDGETS.get(name, 0), ("QGMMA", "UTMALDG")))
+    return found
+
+
+_BUILDS: tuple[tuple[int, str, int, str, str], ...] = (
+    (0, "float8_e4m3fn", 128, "full", "bfloat16"),
+    (0, "float8_e5m2", 128, "causal", "float16"),
+    (0, "float8_e4m3fn", 64, "interval", "bfloat16"),
+    (1, "float8_e4m3fn", 128, "window", "bfloat16"),
+    (1, "float8_e4m3fn", 64, "full", "bfloat16"),
+    (1, "float8_e5m2", 64, "causal", "float16"),
+    (2, "float8_e4m3fn", 128, "interval", "bfloat16"),
+    (2, "float8_e5m2", 64, "window", "bfloat16"),
+    (3, "float8_e4m3fn", 128, "causal", "float16"),
+    (3, "float8_e5m2", 64, "full", "bfloat16"),
+)
+
+_SPILL_BUDGETS: dict[str, int] = {}  # bytes per thread: the most of Triton 3.6 and 3.7
+
+
+def _compile(config: Config, shape: tuple[str, int, str, str], arch: str) -> Binary:
+    dtype, head_dim, kind, dtype_out = shape
+    args = arguments(config, dtype, head_dim, kind)
+    factors = Descales(*(meta((args.batch, args.heads_kv), "float32") for _ in "qkv"))
+    stored = {"v": Stored(STORAGE, STORAGE, {"": meta(tuple(args.v.mT.shape), dtype)}, ("v",))}
+    out = meta(tuple(args.q.shape), dtype_out)
+    lse = meta(tuple(args.q.shape[:3]), "float32")
+    return binary(launch(replace(args, descales=factors, stored=stored), out, lse), arch)
+
+
+SUPPORT = replace(
+    hopper_forward.SUPPORT,
+    dtypes=("float8_e4m3fn", "float8_e5m2"),
+    dtypes_out=("float16",),
+    descalings=("none", "tensor", "head"),
+    head_dims=range(16, 129, 16),
+    storages=(STORAGE,),
+)
+
+_NUMERICS = hopper_forward.VARIANT.numerics
+
+VARIANT = replace(
+    hopper_forward.VARIANT,
+    name="gluon-hopper-fp8-forward",
+    forward=forward,
+    configs=(
+        Config(block_m=128, block_n=64, num_warps=8, num_stages=4),
+        Config(block_m=128, block_n=128, num_warps=8, num_stages=2),
+        Config(block_m=64, block_n=64, num_warps=4, num_stages=3),
+        Config(block_m=64, block_n=128, num_warps=4, num_stages=1),
+    ),
+    support=SUPPORT,
+    numerics=replace(
+        _NUMERICS,
+        products=replace(_NUMERICS.products, promotion="block"),
+        # scale * log2(e) on the host, then the factors of q and k
+        softmax=replace(_NUMERICS.softmax, scale_roundings=3),
+        output=Output(probability="input", probability_scale=256.0, roundings=1),
+    ),
+    builds=builds,
+    head_dim_buckets=BUCKETS,
+)
+
+WITNESS = (
+    {
+        "case": (
+            "gluon-hopper-fp8-forward:m128n64w8s4:accuracy:hq=6,hkv=2,sq=40,skv=17,d=16,"
+            "dtype=float8_e4m3fn,mask=causal,lv=transposedv"
+        ),
+        "tensor": "out",
+        "r": 0.639,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)
