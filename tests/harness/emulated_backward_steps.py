@@ -170,3 +170,13 @@ class BackwardSteps:
     def round(self, x: Tensor, kind: str) -> Tensor:
         kind = self.problem.dtype if kind == "input" else kind
         return x if kind == "float32" else x.to(getattr(torch, kind)).float()
+
+    def cast(self, x: Tensor, kind: str, truncated: str) -> Tensor:
+        """As `round`; toward zero with that fault."""
+        found = self.round(x, kind)
+        if self.kernel.fault != truncated:
+            return found
+        kept = found.to(self.problem.format.torch)
+        away = (found.abs() > x.abs()) & found.isfinite()
+        bits = kept.view(torch.int16)
+        return torch.where(away, bits - 1, bits).view(kept.dtype).float()

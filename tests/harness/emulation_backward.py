@@ -89,14 +89,14 @@ class Backward(BackwardSteps):
         weights = weights.masked_fill(~visible, 0.0)
         if fault == "a lost pair of blocks":
             weights[..., -min(16, p.seqlen_q // 2) :, -min(16, p.seqlen_kv // 2) :] = 0.0
-        rounded = self.round(weights, self.numerics.softmax.probability)
+        rounded = self.cast(weights, self.numerics.softmax.probability, "P truncated")
         scored = rounded if self.numerics.score_gradient.of == "rounded" else weights
         ds = scored * dp - scored * delta if self.kernel.apart else scored * factor
         ds = ds if fault == "no slope" else ds * slope
         ds, scale = torch.where(visible, ds, 0.0), p.scale
         if self.numerics.score_gradient.scaled:
             ds, scale = ds * torch.tensor(scale), 1.0
-        ds = self.round(ds, self.numerics.score_gradient.dtype)
+        ds = self.cast(ds, self.numerics.score_gradient.dtype, "dS truncated")
         weights = rounded
         rest, scale = self.behind_gradients(scale)
         if self.numerics.products.prescale == "alpha":
@@ -172,7 +172,9 @@ class Backward(BackwardSteps):
             out = out.roll(-1, 1)
         total = torch.zeros(*out.shape[:2], 1)
         for d in range(out.shape[-1]):
-            total += dout[..., d : d + 1] * out[..., d : d + 1]
+            product = dout[..., d : d + 1] * out[..., d : d + 1]
+            rounded = self.kernel.fault == "products of D in 16 bits"
+            total += self.round(product, "input") if rounded else product
         kind = (
             "input"
             if self.kernel.fault == "delta in the input's dtype"

@@ -11,7 +11,7 @@ from torch import Tensor
 from verify.arithmetic.dtypes import DType
 from verify.arithmetic.rounding import cast
 from verify.evidence import Finding
-from verify.judging.findings import place
+from verify.judging.findings import place, worst
 
 SAMPLED = 1 << 13  # elements from which percentiles are computed
 
@@ -85,9 +85,9 @@ def ulps(
     judged = want.isfinite() & bound.isfinite()
     if not bool(judged.any()):
         return {}
-    place = _spacing(want, output)
+    place = spacing(want, output)
     size = torch.where(judged, want, 0.0).square().mean(-1, keepdim=True).sqrt()
-    unit = torch.maximum(place, _spacing(size, output))
+    unit = torch.maximum(place, spacing(size, output))
     measures = {}
     for key, off in (("ulp", error), ("best", (want / place).round() * place - want)):
         sizes = (off.abs() / unit)[judged].nan_to_num(nan=torch.inf).numpy()
@@ -97,7 +97,7 @@ def ulps(
     return measures
 
 
-def _spacing(size: Tensor, output: DType) -> Tensor:
+def spacing(size: Tensor, output: DType) -> Tensor:
     """The distance between neighbours in that format around each magnitude, fp64."""
     exponent = torch.frexp(size.abs().clamp(min=2.0**output.emin)).exponent
     return torch.exp2((exponent - output.precision).double())
@@ -133,8 +133,7 @@ def excess(
     count = int(bad.sum())
     if not count:
         return None
-    at = int(compared.ratio.nan_to_num(nan=torch.inf).argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), compared.ratio.shape))
+    index = worst(compared.ratio)
     value, truth, limit = float(got[index]), float(want[index]), float(bound[index])
     ratio = float(compared.ratio[index])
     message = (

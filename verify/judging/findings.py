@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from verify.evidence import Finding
@@ -23,6 +24,12 @@ class Ruling:
     measures: Mapping[str, float] = field(default_factory=dict)
     observed: Mapping[str, str] = field(default_factory=dict)
     inapplicable: str | None = None
+
+
+def worst(values: Tensor) -> tuple[int, ...]:
+    """The index of the largest value; NaN counts as infinite."""
+    at = values.nan_to_num(nan=torch.inf).argmax()
+    return tuple(int(i) for i in torch.unravel_index(at, values.shape))
 
 
 def convict(

@@ -22,7 +22,8 @@ from verify.problem import Problem
 from verify.problem.source import Source
 from verify.problem.visibility import live_rows
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
-from verify.tolerance.gradients_pairs import Rows, errors_of, pairs_by_key, pairs_of, rows_of
+from verify.tolerance.gradients_errors import errors_of
+from verify.tolerance.gradients_pairs import Rows, pairs_by_key, pairs_of, rows_of
 from verify.tolerance.gradients_softmax import calm_scores, guarded
 from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
 from verify.tolerance.scratch import room_on
@@ -151,7 +152,7 @@ def row_gradients(p: Problem, given: Given, a: GradientArithmetic, rows: Tensor)
                 _add(
                     sums,
                     pairs.nominal,
-                    errors_of(p, pairs, a)[1],
+                    errors_of(p, pairs, a).of_ds,
                     keys[:, part],
                     pairs.block.visible,
                 )
@@ -186,9 +187,9 @@ def column_gradients(
             own = given.rows(p, block, _of_heads(p, k, block), values)
             pairs = pairs_of(p, block, own, values, room)
             if pairs is not None:
-                of_p, of_ds = errors_of(p, pairs, a)
-                _add(dk, pairs.nominal.mT, of_ds.mT, own.q, block.visible.mT)
-                _add(dv, pairs.weights.mT, of_p.mT, own.dout, block.visible.mT)
+                errors = errors_of(p, pairs, a)
+                _add(dk, pairs.nominal.mT, errors.of_ds.mT, own.q, block.visible.mT)
+                _add(dv, pairs.weights.mT, errors.of_p.mT, own.dout, block.visible.mT)
         heads = slice(start // p.group, stop // p.group)
         made[0][heads], made[2][heads] = results(dk, [rules["dk"]])
         made[1][heads], made[3][heads] = results(dv, [rules["dv"]])

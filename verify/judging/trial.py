@@ -23,7 +23,7 @@ from verify.problem.inputs import Inputs, dequantised, dout, tensors
 from verify.tolerance import backward
 from verify.tolerance import forward as tolerance
 from verify.tolerance.backward import GradientTruth
-from verify.variant import Config, Declaration
+from verify.variant import Config, Declaration, GradientNumerics
 
 _MOST_MEMORY = 8 << 30  # bytes of one run's buffers
 
@@ -328,8 +328,16 @@ class Trial:
     @cached_property
     def gradients(self) -> GradientTruth:
         """Reference gradients and their bounds, from the O and LSE of `start`."""
-        p, declared = self.problem, self.declaration.gradients
+        declared = self.declaration.gradients
         assert declared is not None
+        return self.gradients_under(declared)
+
+    def gradients_under(self, declared: GradientNumerics) -> GradientTruth:
+        """The `gradients`, with the bounds of other numerics; from the exact O and LSE if these
+        have a softmax of their own."""
+        p = self.problem
+        exact = declared.softmax.source == "own"
+        start = (self.truth.out, self.truth.lse) if exact else self.start
         arithmetics = [backward.resolve(declared, self.config, p, self.arch)]
         if self.with_best:
             arithmetics.append(backward.resolve(backward.BEST, self.config, p, self.arch))
@@ -340,7 +348,7 @@ class Trial:
 
         def compute(device: torch.device) -> GradientTruth:
             q, k, v = (tensor.to(device) for tensor in self.expanded)
-            dout, out, lse = (tensor.to(device) for tensor in (self.dout, *self.start))
+            dout, out, lse = (tensor.to(device) for tensor in (self.dout, *start))
             bounds = (self.truth.out_bound, self.truth.lse_bound) if unknown else ()
             made = backward.OwnForward(*(x.to(device) for x in bounds)) if unknown else None
             return backward.gradient_truth(

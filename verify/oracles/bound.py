@@ -8,7 +8,8 @@ any distribution and any problem. empty_rows judges the rows without a key.
 Backward: each element of dQ, dK and dV lies within the bounds of docs/tolerance-backward.md. The
 truth is the gradients that follow from the saved O and LSE: the error of the saved tensors is
 known, and the comparison allows for it. The saved tensors must be within their own bounds; a worse
-forward excuses no gradient.
+forward excuses no gradient. Besides, each element must be a rounding of what P and dS give once
+they are rounded, to nearest, as declared or less: these numbers are known, except near ties.
 
 Premises: none. The reference computes every feature of a problem, and the bound counts its
 roundings.
@@ -24,6 +25,7 @@ from verify.arithmetic.dtypes import dtype_named
 from verify.evidence import Finding
 from verify.judging.comparison import Comparison, compare, excess, quantisation, summary, ulps
 from verify.judging.findings import Ruling
+from verify.judging.known_roundings import KnownRoundings
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
 from verify.statistics.forward import forward_measures
@@ -73,17 +75,21 @@ def judge(trial: Trial) -> Ruling:
 
 
 def judge_backward(trial: Trial) -> Ruling:
-    """Check r <= 1 for every element.  The errors of the saved O and LSE are known and allowed for,
-    if they are within their own bounds."""
+    """Check r <= 1 for every element, and that it is a rounding of what known numbers give.  The
+    errors of the saved O and LSE are known and allowed for, if they are within their own bounds."""
     finding = None if trial.own_softmax else _saved(trial)
     if finding is not None:
         return Ruling(finding)
     truth, measures = trial.gradients, {"seqlen_kv": float(trial.problem.seqlen_kv)}
+    known = KnownRoundings(trial)
     for number, (name, got) in enumerate(trial.first.outputs.items()):
         want, bound = getattr(truth, name), getattr(truth, f"{name}_bound")
         compared = compare(got, want, bound, trial.problem.format)
         measures |= summary(name, compared, want, bound)
         finding = finding or excess("gradient_bound", name, got, want, bound, compared)
+        if finding is None:
+            finding, found = known.judge(name, got)
+            measures |= found
         if truth.best_bounds is not None and number == 0:
             measures |= _leniency(bound, truth.best_bounds[number])
     power = gradient_power(trial) if finding is None else {}

@@ -23,7 +23,10 @@ from verify.problem import Problem
 from verify.problem.visibility import live_rows, measurable
 from verify.tolerance.arithmetic import FP32_MAX
 from verify.tolerance.gradients_arithmetic import BEST, GradientArithmetic, resolve
-from verify.tolerance.gradients_pairs import Pairs, errors_of, pairs_by_key, rows_of, within_base_2
+from verify.tolerance.gradients_errors import Errors, errors_of
+from verify.tolerance.gradients_intervals import Interval, Spans
+from verify.tolerance.gradients_known import Known
+from verify.tolerance.gradients_pairs import Pairs, pairs_by_key, rows_of, within_base_2
 from verify.tolerance.gradients_softmax import calm_scores, guarded, row_sums
 from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
 from verify.tolerance.gradients_unknown import OwnForward, any_delta, anyhow
@@ -53,7 +56,9 @@ class GradientTruth:
 
     +inf where the declared arithmetic may overflow on the way, or where what was saved is not
     finite: no number is wrong there. best_bounds: those of dq, dk and dv under a second arithmetic,
-    where one was given.
+    where one was given.  intervals: of dq, dk and dv, where the first arithmetic's results lie
+    before they are rounded; None for an unknown backward, of which the last rounding is none of
+    a number that is known.
     """
 
     dq: Tensor
@@ -63,6 +68,7 @@ class GradientTruth:
     dk_bound: Tensor
     dv_bound: Tensor
     best_bounds: tuple[Tensor, Tensor, Tensor] | None = None
+    intervals: dict[str, Interval] | None = None
 
     def to(self, device: torch.device | str) -> GradientTruth:
         """The same on another device."""
@@ -76,6 +82,9 @@ class GradientTruth:
             best_bounds=None
             if best is None
             else (best[0].to(device), best[1].to(device), best[2].to(device)),
+            intervals=None
+            if self.intervals is None
+            else {name: found.to(device) for name, found in self.intervals.items()},
         )
 
 
@@ -105,6 +114,8 @@ def gradient_truth(
     flat, group = [x.flatten(0, 1) for x in whole], problem.group
     rules, room = [rules_of(problem, a) for a in arithmetics], room_on(q.device)
     budget = max(_BUDGET[q.device.type], _ROWS * group * problem.seqlen_kv)
+    known = arithmetics[0].known_roundings
+    spans = Spans.like(whole[:3], arithmetics[0])
     # Masked pairs are of no use, unless a kernel's 0 * inf can spread from one.
     right = any(a.own for a in arithmetics)
     of_weights = any(a.of_weights for a in arithmetics)
@@ -119,12 +130,13 @@ def gradient_truth(
         keys, values = (x[own].to(torch.float64).repeat_interleave(group, 0) for x in given[1:3])
         widest = values.abs().sum(-1).amax(-1)[:, None, None] if values.shape[1] else 0.0
         dk, dv = (
-            Sums.zeros(stop - start, x, len(arithmetics), turned=True) for x in (keys, values)
+            Sums.zeros(stop - start, x, len(arithmetics), turned=True, known=name in known)
+            for name, x in (("dk", keys), ("dv", values))
         )
         for block in parts:
             of_rows = [given[n][block.index].to(torch.float64) for n in (0, 3, 4, 5)]
             own_rows = rows_of(block, of_rows, widest, right, of_weights)
-            dq = Sums.zeros(stop - start, own_rows.q, len(arithmetics))
+            dq = Sums.zeros(stop - start, own_rows.q, len(arithmetics), known="dq" in known)
             own_rows = own_rows if small else guarded(problem, own_rows, keys)
             tiles = partial(
                 pairs_by_key, problem, block, own_rows, values, room, _TILE[q.device.type]
@@ -139,23 +151,25 @@ def gradient_truth(
                 if pairs is None:
                     continue
                 errors = [
-                    errors_of(problem, pairs, a, softmax)
-                    for a, softmax in zip(arithmetics, softmaxes, strict=True)
+                    errors_of(problem, pairs, a, softmax, sharp=n == 0)
+                    for n, (a, softmax) in enumerate(zip(arithmetics, softmaxes, strict=True))
                 ]
                 _add(pairs, errors, keys[:, own_keys], dq, dk.part(own_keys), dv.part(own_keys))
             for n, result in enumerate(results(dq, [rule["dq"] for rule in rules])):
                 flat[3 * n][block.index] = result
+            spans.put("dq", block.index, dq, rules[0]["dq"])
         for at, name, sums in ((1, "dk", dk), (2, "dv", dv)):
             for n, result in enumerate(results(sums, [rule[name] for rule in rules])):
                 flat[3 * n + at][own] = result
-    for n, a in enumerate(arithmetics):
-        if a.overscales(q, k):
-            for x in whole[3 * (n + 1) : 3 * (n + 2)]:
-                x.fill_(torch.inf)
+            spans.put(name, own, sums, rules[0][name])
+    unasked = [n for n, a in enumerate(arithmetics) if a.overscales(q, k)]
+    for x in (x for n in unasked for x in whole[3 * (n + 1) : 3 * (n + 2)]):
+        x.fill_(torch.inf)
     if arithmetics[0].score_gradients.spills:
         whole[3] = spilled(whole[3])
     best = (whole[6], whole[7], whole[8]) if len(whole) > 6 else None
-    return GradientTruth(whole[0], whole[1], whole[2], whole[3], whole[4], whole[5], best)
+    found = spans.found(whole[3:6])
+    return GradientTruth(whole[0], whole[1], whole[2], whole[3], whole[4], whole[5], best, found)
 
 
 def _calm(v: Tensor, dout: Tensor, out: Tensor) -> bool:
@@ -172,18 +186,27 @@ def _finite(problem: Problem, lse: Tensor) -> bool:
     )
 
 
-def _add(
-    pairs: Pairs, errors: list[tuple[Tensor, Tensor]], keys: Tensor, dq: Sums, dk: Sums, dv: Sums
-) -> None:
+def _add(pairs: Pairs, errors: list[Errors], keys: Tensor, dq: Sums, dk: Sums, dv: Sums) -> None:
     """Each pair's share of the three gradients."""
     p, visible = pairs.block.probabilities, None if pairs.hidden is None else pairs.block.visible
-    of_p, of_ds = [e[0] for e in errors], [e[1] for e in errors]
+    of_p, of_ds = [e.of_p for e in errors], [e.of_ds for e in errors]
+    exact = pairs.nominal if pairs.exact is None else pairs.exact
+    known_p, known_ds = (_moved(errors[0].p, p), _moved(errors[0].ds, exact))
     if pairs.exact is None:
         of_scores, of_weights = Weights(pairs.nominal, None, pairs.size), Weights(p, None, p)
     else:
         of_scores = Weights(pairs.exact, pairs.nominal.sub_(pairs.exact), pairs.size)
         of_weights = Weights(p, torch.sub(pairs.weights, p, out=pairs.room.take()), pairs.weights)
-    dq.add(of_scores, of_ds, keys, visible)
+    dq.add(of_scores, of_ds, keys, visible, known_ds)
     seen = None if visible is None else visible.mT
-    dk.add(of_scores.mT, [e.mT for e in of_ds], pairs.rows.q, seen)
-    dv.add(of_weights.mT, [e.mT for e in of_p], pairs.rows.dout, seen)
+    dk.add(of_scores.mT, [e.mT for e in of_ds], pairs.rows.q, seen, _turned(known_ds))
+    dv.add(of_weights.mT, [e.mT for e in of_p], pairs.rows.dout, seen, _turned(known_p))
+
+
+def _moved(known: Known | None, exact: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The middles less the exact weights, in their memory, and the half-widths."""
+    return None if known is None else (known.middle.sub_(exact), known.half)
+
+
+def _turned(known: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+    return None if known is None else (known[0].mT, known[1].mT)

@@ -78,6 +78,22 @@ class GradientArithmetic:
         """Whether D is the sum of P dP, over all keys of a row."""
         return self.own or self.of_weights
 
+    @property
+    def knows_p(self) -> bool:
+        """Whether P is rounded once, from a number that is known nearly to fp32's precision."""
+        return self.narrow is None and self.probability.precision < 24
+
+    @property
+    def knows_ds(self) -> bool:
+        """The same of dS, or of the P that it is made of."""
+        own = self.narrow is None and self.score_gradient.precision < 24
+        return own or (self.rounded and self.knows_p)
+
+    @property
+    def known_roundings(self) -> tuple[str, ...]:
+        """The gradients of weights whose roundings are known."""
+        return ("dq", "dk") * self.knows_ds + ("dv",) * self.knows_p
+
     def narrowing(self, times: int) -> float:
         """Relative error of so many roundings to `narrow`; 0 without it."""
         return relative(times, self.narrow.unit_roundoff) if self.narrow else 0.0

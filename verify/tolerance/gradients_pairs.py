@@ -1,5 +1,5 @@
-"""Pair by pair: the nominal P and dS of what the forward saved, and how far a backward's own P and
-dS may be from them."""
+"""Pair by pair: the nominal P and dS of what the forward saved, and how far what a backward makes
+them of may be off: its scores, its exponents, its dP - D."""
 
 from __future__ import annotations
 
@@ -13,15 +13,9 @@ from torch import Tensor
 from references.positions import Sizes
 from references.row_blocks import RowBlock
 from verify.problem import Problem
-from verify.tolerance.arithmetic import FP32_MAX, TINY, U, farthest, relative, slope_of, vanishing
+from verify.tolerance.arithmetic import FP32_MAX, TINY, U, farthest, relative, slope_of
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
-from verify.tolerance.gradients_casts import (
-    below,
-    of_score,
-    of_score_gradient,
-    of_slope,
-    rounding_loss,
-)
+from verify.tolerance.gradients_casts import below, of_score
 from verify.tolerance.score_mods import factor_error, mod_errors, size_of
 from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss, whole
@@ -190,74 +184,7 @@ def pairs_by_key(
         yield at, pairs_of(problem, cut, rows, values[:, at], room)
 
 
-def errors_of(
-    problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Own | None = None
-) -> tuple[Tensor, Tensor]:
-    """How far P and dS, as they enter the products, may be from the nominal ones: two of (heads,
-    rows, keys).
-
-    own: of these rows, where the arithmetic sums D over them.  Raises ValueError where it is
-    missing.
-    """
-    if a.sums_delta and own is None:
-        raise ValueError(
-            "D is the sum of P dP: its error is one of whole rows, which are not given"
-        )
-    argument, score = score_errors(problem, pairs, a)
-    delta = exponent_error(pairs, a, score)
-    of_p = grown(problem, pairs, delta if own is None else delta.add_(own.exponent))
-    if vanishing(a.exponential):
-        of_p.add_(vanishing(a.exponential))
-    upper = torch.add(of_p, pairs.weights, out=pairs.room.take())
-    of_p.add_(rounding_loss(upper, a.probability, pairs.room)).nan_to_num_(
-        nan=torch.inf, posinf=torch.inf
-    )
-    if a.rounded:
-        upper = torch.add(of_p, pairs.weights, out=upper)
-    factor, overflows = _factor_error(problem, pairs, a, own)
-    reach = torch.abs(pairs.factor, out=pairs.room.take())
-    factor.mul_(1 + U).add_(reach, alpha=U)
-    if overflows is not None:
-        factor.masked_fill_(overflows, torch.inf)
-    reach.add_(factor)
-    # Softmax's own backward may be P dP - P D, two products and their difference.
-    products = (1 if pairs.slope is None else 2) + 2 * a.sums_delta
-    # All factors at their largest, P flushed or not, the rounded products, and what these may
-    # flush.
-    error = upper.add_(torch.clamp(upper, max=TINY, out=pairs.room.take())).mul_(reach)
-    if pairs.slope is not None:
-        mod = mod_errors(problem, a)
-        assert mod is not None
-        moved = mod.f.slope_error(pairs.slope, argument, *of_slope(mod, a))
-        error.mul_(pairs.slope + (moved * (1 + U) + U * pairs.slope))
-    error.mul_(1 + relative(products, U)).sub_(pairs.size).clamp_(min=0.0)
-    error.add_(_where_positive(reach, products * TINY))
-    upper = torch.add(pairs.size, error, out=pairs.room.take())
-    of_score_gradient(problem, a, upper, error, pairs.room)
-    if a.alpha:
-        upper = torch.add(pairs.size, error, out=upper)
-        error.masked_fill_(upper >= FP32_MAX / 2 / a.alpha, torch.inf)
-        error.add_(upper.clamp_(max=2 * TINY / a.alpha))  # what dS times the scale loses
-    error.nan_to_num_(nan=torch.inf, posinf=torch.inf)
-    if pairs.hidden is not None:
-        # A masked dP that overflows makes 0 * inf, but not in a row without keys, which no kernel
-        # computes.
-        of_p.masked_fill_(pairs.hidden, 0.0)
-        unasked = pairs.rows.empty & (own is None)
-        error.masked_fill_(
-            pairs.hidden if overflows is None else pairs.hidden & (~overflows | unasked), 0.0
-        )
-        lost = ~pairs.rows.lse.isfinite()
-        if bool(lost.any()):  # and a masked score of -inf, less such an LSE^, may be NaN
-            for moved in (of_p, error):
-                moved.masked_fill_(pairs.hidden & lost, torch.inf)
-    if bool(pairs.rows.lost.any()):
-        of_p.masked_fill_(pairs.rows.lost, torch.inf)
-        error.masked_fill_(pairs.rows.lost, torch.inf)
-    return of_p, error
-
-
-def _where_positive(x: Tensor, value: Tensor | float) -> Tensor | float:
+def where_positive(x: Tensor, value: Tensor | float) -> Tensor | float:
     """The value, and 0 where x is not positive."""
     return value if x.numel() == 0 or bool(x.amin() > 0) else (x > 0) * value
 
@@ -336,7 +263,7 @@ def grown(problem: Problem, pairs: Pairs, delta: Tensor) -> Tensor:
     return grown
 
 
-def _factor_error(
+def difference_error(
     problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Own | None
 ) -> tuple[Tensor, Tensor | None]:
     """Error of dP and of D^, and where their difference may overflow, None for nowhere: the
@@ -374,7 +301,7 @@ def _lost_in_product(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> T
     lost = _flushed(problem, rows, a) + a.factors.loss(terms, rows.dout_sizes, rows.value_sizes)
     if a.scores.accumulator != "float32":
         lost = lost + a.scores.underflow(terms)
-    return _where_positive(pairs.product, lost)
+    return where_positive(pairs.product, lost)
 
 
 def _flushed(problem: Problem, rows: Rows, a: GradientArithmetic) -> Tensor:

@@ -44,20 +44,28 @@ class Sums:
     errors: list[Tensor]  # the same of the weights' errors, for each arithmetic
     terms: Tensor  # visible pairs
     sums: list[Tensor]  # of |nominal weight|, and of the errors
+    # with known roundings of the first arithmetic: the middles less the exact weights, and the
+    # half-widths, times the operand (its size)
+    known: list[Tensor]
 
     @staticmethod
-    def zeros(heads: int, like: Tensor, arithmetics: int, turned: bool = False) -> Sums:
+    def zeros(
+        heads: int, like: Tensor, arithmetics: int, turned: bool = False, known: bool = False
+    ) -> Sums:
         """For as many outputs as `like`, (heads, outputs, dim), has.  turned: the weights come
-        transposed, to which a product with transposed results is quicker."""
+        transposed, to which a product with transposed results is quicker.  known: some roundings
+        are."""
         outputs, dim = like.shape[1:]
         count, shapes = (
             3 + arithmetics,
             [(n, outputs) if turned else (outputs, n) for n in (dim, 1)],
         )
-        whole, single = (like.new_zeros(count, heads, *shape) for shape in shapes)
+        whole = like.new_zeros(count + 2 * known, heads, *shapes[0])
+        single = like.new_zeros(count, heads, *shapes[1])
         if turned:
             whole, single = whole.mT, single.mT
-        return Sums(whole[0], whole[1], whole[2], list(whole[3:]), single[0], list(single[2:]))
+        errors, middle = list(whole[3:count]), list(whole[count:])
+        return Sums(whole[0], whole[1], whole[2], errors, single[0], list(single[2:]), middle)
 
     def part(self, outputs: slice) -> Sums:
         """The same tensors at some outputs."""
@@ -71,13 +79,19 @@ class Sums:
             [x[:, outputs] for x in self.errors],
             terms,
             [x[:, outputs] for x in self.sums],
+            [x[:, outputs] for x in self.known],
         )
 
     def add(
-        self, weights: Weights, errors: Sequence[Tensor], operand: Tensor, visible: Tensor | None
+        self,
+        weights: Weights,
+        errors: Sequence[Tensor],
+        operand: Tensor,
+        visible: Tensor | None,
+        known: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Add weights and their errors, (heads, outputs, terms), times an operand (heads, terms,
-        dim); None: all visible."""
+        dim); None: all visible.  known: as the sums of that name, with one arithmetic at least."""
         magnitude = operand.abs()
         self.exact.baddbmm_(weights.exact, operand)
         if weights.moved is not None:
@@ -87,6 +101,9 @@ class Sums:
         ):
             product.baddbmm_(size, magnitude)
             total.add_(size.sum(-1, keepdim=True))
+        if known is not None:
+            self.known[0].baddbmm_(known[0], operand)
+            self.known[1].baddbmm_(known[1], magnitude)
         self.terms += operand.shape[1] if visible is None else visible.count_nonzero(-1)[..., None]
 
 
@@ -152,28 +169,35 @@ def _fold(x: Tensor, heads: int) -> Tensor:
 
 def _bound(sums: Sums, n: int, rule: Rule) -> Tensor:
     """Of the n-th arithmetic."""
-    moved = rule.scale * sums.moved
-    nominal = rule.scale * sums.exact + moved
-    if rule.cast:
-        # Each head apart; then the casts, the sums of what they give, and the sum of all.
-        total = _output_error(nominal.abs(), _sum_error(sums, n, rule, 1), rule)
-        size, total = _fold(nominal.abs(), rule.heads), _fold(total, rule.heads)
-        total = (
-            total
-            + relative(rule.heads - 1, U) * (size + total)
-            + rule.heads * TINY * (size + total > 0)
-        )
-        nominal = _fold(nominal, rule.heads)
-    else:
-        nominal = _fold(nominal, rule.heads)
-        total = _sum_error(sums, n, rule, rule.heads)
+    nominal, total = around(sums, n, rule, sums.moved, sums.errors[n])
     total = _output_error(nominal.abs(), total, rule)
-    return (_fold(moved, rule.heads).abs() + total).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    moved = _fold(rule.scale * sums.moved, rule.heads)
+    return (moved.abs() + total).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
-def _sum_error(sums: Sums, n: int, rule: Rule, heads: int) -> Tensor:
-    """Error of the finished fp32 sums over that many query heads: weights, product-sum, partial
-    sums, the final roundings.
+def around(sums: Sums, n: int, rule: Rule, moved: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+    """The finished sums of weights that lie around exact ones moved so, and their errors before the
+    output's cast.  error: the weights', times the operand."""
+    nominal = rule.scale * (sums.exact + moved)
+    if not rule.cast:
+        return _fold(nominal, rule.heads), _sum_error(sums, n, rule, rule.heads, error)
+    # Each head apart; then the casts, the sums of what they give, and the sum of all.
+    total = _output_error(nominal.abs(), _sum_error(sums, n, rule, 1, error), rule)
+    size, total = _fold(nominal.abs(), rule.heads), _fold(total, rule.heads)
+    total = (
+        total
+        + relative(rule.heads - 1, U) * (size + total)
+        + rule.heads * TINY * (size + total > 0)
+    )
+    return _fold(nominal, rule.heads), total
+
+
+def _sum_error(sums: Sums, n: int, rule: Rule, heads: int, known: Tensor) -> Tensor:
+    """Error of the finished fp32 sums over that many query heads: weights (`known`, of each head),
+    product-sum, partial sums, the final roundings.
+
+    All but the first is of the largest weights and of all that their casts may lose, also where it
+    is known what they lose: they are no larger, and those below the normal range are counted so.
 
     A kernel may scale its partial sums before it adds them, so the final roundings are proportional
     to the magnitudes too.
@@ -204,7 +228,7 @@ def _sum_error(sums: Sums, n: int, rule: Rule, heads: int) -> Tensor:
     flushed = 2 * (terms + additions + 1) * TINY + max(rule.unit.flush, TINY) * bare
     if narrow:
         flushed = flushed + (1 + rounded) * rule.unit.underflow(padded)
-    total = error + rounded * reach + flushed * (reach > 0)
+    total = _fold(known, heads) + rounded * reach + flushed * (reach > 0)
     if rule.weighted.threshold:
         lost = Lost(error, _fold(sums.sums[1 + n], heads))
         total = total + (1 + rounded) * rule.weighted.loss(terms, bare, reach, lost)

@@ -11,6 +11,7 @@ from references.masks import Causal
 from references.score_mods import Softcap
 from tests.harness.declared import flat_gradients, with_fields
 from tests.harness.fake_trials import trial_of
+from tests.properties import tier
 from verify.judging.selected_positions import Chosen, Given, column_gradients, row_gradients
 from verify.judging.trial import Trial
 from verify.problem import Problem
@@ -77,7 +78,7 @@ def both(problem: Problem, numerics: GradientNumerics) -> tuple[GradientTruth, t
     )
 
 
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", tier.for_ci(ODD, keep=4))
 def test_what_is_declared_moves_the_chosen_bounds_as_the_whole_ones(name: str) -> None:
     plain, _ = both(PROBLEM, GradientNumerics())
     whole, found = both(PROBLEM, with_fields(GradientNumerics(), **ODD[name]))

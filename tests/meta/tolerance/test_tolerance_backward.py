@@ -35,6 +35,7 @@ from tests.harness.honest_backwards import (
     worst,
 )
 from verify.judging.comparison import compare
+from verify.judging.lattice import explained
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
 from verify.tolerance import backward as tolerance
@@ -124,6 +125,10 @@ def test_honest_kernels_stay_within_the_bound(kernel: BackwardKernel):
             rest = torch.where(limit.isinf(), torch.inf, rest)
             ratio = compare(found[name], centre[name], rest, under.output).worst
             assert ratio <= 1, f"{kernel.name}, {name}: r = {ratio:.3g} for {problem.name}"
+            assert truth.intervals is not None
+            span = truth.intervals[name]
+            part = explained(found[name], span.middle, span.reach, under.output)
+            assert bool((part <= 1).all()), f"{kernel.name}, {name}: {part.max()}, {problem.name}"
 
 
 @pytest.mark.parametrize("dtype", HALVES)
