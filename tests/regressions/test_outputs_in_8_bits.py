@@ -105,8 +105,9 @@ def test_a_backward_of_a_saved_output_in_8_bits_is_refused_by_name() -> None:
         replace(FLASH, support=support)
 
 
-def judged(oracle: Oracle, output: str, spoil: Callable[..., Tensor]) -> object:
-    """The finding of an oracle on a kernel whose O in fp32 `spoil` turns into what is stored."""
+def judged(oracle: Oracle, output: str, spoil: Callable[..., Tensor], **changes: object) -> object:
+    """The finding of an oracle on a kernel whose O in fp32 `spoil` turns into what is stored;
+    changes: of the problem's fields, which can leave nothing to ask."""
     distribution = {
         "gather": "gather",
         "key_shift": "small_integers",
@@ -117,10 +118,11 @@ def judged(oracle: Oracle, output: str, spoil: Callable[..., Tensor]) -> object:
         p = p.but(distribution=distribution[oracle.name])
     if oracle.name == "key_permutation":
         p = p.but(mask=Problem.parse("sq=1,skv=1,d=16,dtype=float16").mask)
+    p = p.but(**changes)
     kernel = Kernel(spoil=lambda out, of, call: spoil(out, of), masked_zero=False)
     contract = replace(declared().contract, masked_values="any")
     found = oracle.rule(trial(kernel, p, declared(contract, dtypes_out=DTYPES)))
-    assert found.inapplicable is None, found.inapplicable
+    assert changes or found.inapplicable is None, found.inapplicable
     return found.finding
 
 
@@ -128,6 +130,14 @@ def judged(oracle: Oracle, output: str, spoil: Callable[..., Tensor]) -> object:
 def test_a_right_kernel_passes_every_oracle_that_is_asked(output: str) -> None:
     for oracle in asked():
         assert judged(oracle, output, stored) is None, oracle.name
+
+
+@pytest.mark.parametrize("output", DTYPES)
+@pytest.mark.parametrize("empty", ["seqlen_q", "seqlen_kv"])
+def test_a_right_kernel_passes_without_rows_or_without_keys(output: str, empty: str) -> None:
+    for oracle in asked():
+        if oracle.group != "long":
+            assert judged(oracle, output, stored, **{empty: 0}) is None, oracle.name
 
 
 @pytest.mark.parametrize("output", DTYPES)

@@ -23,7 +23,8 @@ from verify.judging.run_checks import fault
 from verify.judging.trial import Trial
 from verify.problem import Problem
 from verify.problem.inputs import Inputs, unit_factors
-from verify.problem.refusal import plainest
+from verify.problem.lengths import raised
+from verify.problem.refusal import fewest_heads, plainest
 from verify.variant import Declaration, Support
 
 UNDECIDED = "undecided"
@@ -98,17 +99,16 @@ def probe_problem(
     **shape: int | Mask | ScoreMod | None,
 ) -> Problem:
     """A problem of that dtype with contiguous normal inputs and the supported head dim nearest to
-    `head_dim`.  If the support needs it, lengths are raised to its minimum, or both to the larger
-    one."""
+    `head_dim`.  If the support needs it, lengths are raised to those that it has, and a key head
+    has two query heads."""
     support = declaration.support
     nearest = min(support.head_dims, key=lambda d: (abs(d - head_dim), d))
     lengths = [int(shape.pop(name)) for name in ("seqlen_q", "seqlen_kv")]  # type: ignore[arg-type]
-    lengths = [max(n, support.min_seqlen) for n in lengths]
-    if not support.cross_lengths:
-        lengths = [max(lengths)] * 2
+    rows, keys = raised(support, *lengths)
+    shape.setdefault("heads_q", fewest_heads(support))
     return Problem(
-        seqlen_q=lengths[0],
-        seqlen_kv=lengths[1],
+        seqlen_q=rows,
+        seqlen_kv=keys,
         head_dim=nearest,
         dtype=dtype,
         seed=1,

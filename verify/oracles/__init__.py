@@ -140,6 +140,7 @@ class Oracle:
 
 
 _outside: dict[Path, ModuleType] = {}
+_only: set[str] = set()  # names; none: all
 
 
 def use_files(paths: Sequence[Path]) -> None:
@@ -157,6 +158,21 @@ def use_files(paths: Sequence[Path]) -> None:
     except ValueError as error:
         _replace(before)
         raise OutsideFileError(f"{', '.join(map(str, paths))}: {error}") from None
+
+
+def use_only(names: Sequence[str]) -> None:
+    """Ask the oracles of these names alone, in this process from now on; all if there are none.
+
+    Raises ValueError for a name that no oracle has.
+    """
+    _only.clear()
+    _forget()
+    known = dict.fromkeys(oracle.name for oracle in oracles())
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is no file, and none of {', '.join(sorted(known))}")
+    _only.update(names)
+    _forget()
 
 
 def used_files() -> tuple[Path, ...]:
@@ -183,6 +199,10 @@ def _loaded(path: Path) -> ModuleType:
 def _replace(found: Mapping[Path, ModuleType]) -> None:
     _outside.clear()
     _outside.update(found)
+    _forget()
+
+
+def _forget() -> None:
     for cached in (groups, oracles, by_module, leading_oracle):
         cached.cache_clear()
 
@@ -224,7 +244,8 @@ def grouped(several: Sequence[Group]) -> Mapping[str, Group]:
 def oracles() -> tuple[Oracle, ...]:
     """Return all oracles, sorted by group and rank."""
     found = [oracle for module in _modules() for oracle in defined(module, "ORACLE")]
-    return ordered(found, groups())
+    ordinary = ordered(found, groups())
+    return tuple(oracle for oracle in ordinary if not _only or oracle.name in _only)
 
 
 @cache
@@ -232,7 +253,10 @@ def by_module() -> Mapping[ModuleType, tuple[Oracle, ...]]:
     """Return the oracles of each module that defines some, in the module's order.  Modules are
     sorted by their first oracle in the order of `oracles`."""
     order = oracles()
-    having = {module: defined(module, "ORACLE") for module in _modules()}
+    having = {
+        module: tuple(oracle for oracle in defined(module, "ORACLE") if oracle in order)
+        for module in _modules()
+    }
     first = {module: min(map(order.index, own)) for module, own in having.items() if own}
     return {module: having[module] for module in sorted(first, key=first.__getitem__)}
 
@@ -267,4 +291,5 @@ def of_group(group: str) -> tuple[Oracle, ...]:
 def leading_oracle(group: str) -> str:
     """Return the name of the oracle whose verdicts tell which coverage bins a group's cases fill;
     "" if the group's problems are outside the support."""
-    return "" if groups()[group].outside else of_group(group)[0].name
+    asked = of_group(group)
+    return "" if groups()[group].outside or not asked else asked[0].name

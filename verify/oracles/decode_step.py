@@ -29,6 +29,7 @@ from verify.oracles import Group, Oracle
 from verify.problem import Problem
 from verify.problem.coverage import square_only
 from verify.variant import Declaration, Support
+from verify.variant.support import up
 
 _ROWS = (1, 1, 1, 2, 7, 16)  # a token, a few tokens of a speculative decoder, a chunk
 
@@ -36,6 +37,7 @@ _ROWS = (1, 1, 1, 2, 7, 16)  # a token, a few tokens of a speculative decoder, a
 def last(problem: Problem, support: Support) -> Part:
     """Return the last rows of a problem, most often one; at least the support's minimum."""
     rows = max(_ROWS[problem.seed % len(_ROWS)], support.min_seqlen)
+    rows = up(rows, support.seqlen_q_multiple)
     return Part.of(problem, rows=range(max(problem.seqlen_q - rows, 0), problem.seqlen_q))
 
 
@@ -43,7 +45,7 @@ def adapt(problem: Problem, support: Support) -> Problem | None:
     """Give the problem at least two rows, and another mask if the last rows alone cannot have its
     mask, such as a random one."""
     if problem.seqlen_q < 2:
-        problem = problem.but(seqlen_q=2 + problem.seed % 32)
+        problem = problem.but(seqlen_q=(2 + problem.seed % 32) * support.seqlen_q_multiple)
     return with_mask(
         problem,
         support,

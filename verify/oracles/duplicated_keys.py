@@ -32,6 +32,7 @@ from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
 from verify.problem.inputs import Inputs
+from verify.problem.lengths import fitted
 from verify.problem.refusal import inside
 from verify.variant import Declaration, Support
 
@@ -94,10 +95,8 @@ def adapt(problem: Problem, support: Support) -> Problem | None:
     """Halve the lengths, so that the doubled problem is as large as the drawn one."""
     atoms = [atom for atom in problem.mask.atoms if _doubles(atom)]
     least = max(support.min_seqlen, 1)
-    half = {
-        name: max((n + 1) // 2, min(n, least))
-        for name, n in (("seqlen_q", problem.seqlen_q), ("seqlen_kv", problem.seqlen_kv))
-    }
+    rows, keys = (max((n + 1) // 2, min(n, least)) for n in (problem.seqlen_q, problem.seqlen_kv))
+    half = dict(zip(("seqlen_q", "seqlen_kv"), fitted(support, rows, keys), strict=True))
     found = problem.but(**half, mask=intersect(*(atom.halved() for atom in atoms)))
     for candidate in (found, found.but(mask=Full())):
         if inside(support, candidate) and inside(support, doubled(candidate).problem):

@@ -99,7 +99,7 @@ def judge(trial: Trial) -> Ruling:
     _, _, v = trial.expanded
     per_head = v.repeat_interleave(p.group, 1)
     index = targets.clamp(min=0)[..., None].expand(*targets.shape, p.head_dim_v)
-    want = per_head.gather(2, index) if p.seqlen_kv else torch.zeros_like(run.out)
+    want = per_head.gather(2, index) if p.seqlen_kv else per_head.new_zeros(run.out.shape)
     cut = resolve(trial.declaration.numerics, trial.config, p, trial.arch).values.operand_error > 0
     got = _rounded(run.out.float()) if cut or p.dtype_out == "float32" else run.out
     if p.scaled_output is None:

@@ -87,7 +87,9 @@ def judge(trial: Trial) -> Ruling:
 
 def excludes(declaration: Declaration) -> str | None:
     """Return the reason why a variant has no head to replicate, or None."""
-    return None if declaration.support.grouped_heads else "supports no grouped heads"
+    return {False: "supports no grouped heads", "only": "supports grouped heads only"}.get(
+        declaration.support.grouped_heads
+    )
 
 
 def judge_backward(trial: Trial) -> Ruling:

@@ -33,37 +33,42 @@ from verify.problem import Problem
 from verify.problem.coverage import square_only
 from verify.problem.source import Source
 from verify.variant import Declaration, Support
+from verify.variant.support import up
 
 
-def split(problem: Problem, least: int) -> int:
+def _least(support: Support) -> int:
+    """Return the fewest keys that a range can have."""
+    return up(support.min_seqlen, support.seqlen_kv_multiple)
+
+
+def split(problem: Problem, support: Support) -> int:
     """Return where the second range of keys begins: in the middle, at an end, one key from an end,
-    or at random."""
+    or at random; at a multiple that the support has."""
+    least, step = _least(support), support.seqlen_kv_multiple
     kind, word = (int(n) for n in Source(problem).raw("k", "split", 2))
     keys = problem.seqlen_kv
     chosen = (keys // 2, word % (keys + 1), word % (keys + 1), 1, keys - 1, 0)[kind % 6]
-    return max(least, min(chosen, keys - least))
+    return max(least, min(chosen // step * step, keys - least))
 
 
-def parts(problem: Problem, least: int) -> tuple[Part, Part]:
-    """Return the two ranges of keys, each with at least `least` keys."""
-    at = split(problem, least)
+def parts(problem: Problem, support: Support) -> tuple[Part, Part]:
+    """Return the two ranges of keys, each of a length that the support has."""
+    at = split(problem, support)
     return Part.of(problem, keys=range(at)), Part.of(problem, keys=range(at, problem.seqlen_kv))
 
 
 def possible(problem: Problem, support: Support) -> bool:
     """Return whether the support has both ranges as problems."""
-    if problem.seqlen_kv < 2 * support.min_seqlen:
+    if problem.seqlen_kv < 2 * _least(support):
         return False
-    return all(
-        part.problem(problem, support) is not None for part in parts(problem, support.min_seqlen)
-    )
+    return all(part.problem(problem, support) is not None for part in parts(problem, support))
 
 
 def adapt(problem: Problem, support: Support) -> Problem | None:
     """Replace a mask that a range of keys alone cannot have, such as a random one; make the keys
     long enough for two ranges."""
-    if problem.seqlen_kv < 2 * support.min_seqlen:
-        problem = problem.but(seqlen_kv=2 * support.min_seqlen)
+    if problem.seqlen_kv < 2 * _least(support):
+        problem = problem.but(seqlen_kv=2 * _least(support))
     return with_mask(problem, support, lambda candidate: possible(candidate, support))
 
 
@@ -136,7 +141,7 @@ def judge(trial: Trial) -> Ruling:
     """Run both ranges of keys, merge their O and LSE, and compare with the whole within bounds."""
     support = trial.declaration.support
     trials = []
-    for part in parts(trial.problem, support.min_seqlen):
+    for part in parts(trial.problem, support):
         problem = part.problem(trial.problem, support)
         assert problem is not None
         trials.append(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from references.masks import Intersection, Lengths, drawn_words, kind_of
+from references.masks import Causal, Intersection, Lengths, Window, drawn_words, kind_of
 from references.quantisation import KINDS as QUANTISATIONS
 from references.score_mods import mod_words
 from verify.arithmetic.dtypes import dtype_named
@@ -119,10 +119,13 @@ def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
     given, with that config."""
     masks = mask_kinds(support, square=True)
     longest = float("inf") if support.max_seqlen is None else support.max_seqlen
+    tile_m = (config or Config()).block_m or 64
     tile_n = (config or Config()).block_n or 64
+    steps = (support.seqlen_q_multiple, support.seqlen_kv_multiple)
+    steps = (support.common_multiple,) * 2 if square_only(support) else steps
     free = not square_only(support) and longest > max(support.min_seqlen, 1)
     # Where lengths differ, there may be no key at all, or queries that stand before the first one.
-    late = support.min_seqlen == 0 or _can_empty_rows(support, square=False)
+    late = (support.longer_q and support.min_seqlen == 0) or _can_empty_rows(support, square=False)
     aligned = all(
         d * dtype_named(name).itemsize % 16 == 0
         for name in support.dtypes
@@ -131,19 +134,20 @@ def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
     closed = {
         "kv_tiles>=3": longest > 2 * tile_n,
         "late_maximum": longest > tile_n,
+        "ragged_tail": bool(steps[0] % tile_m or steps[1] % tile_n),
         "seqlen_q<seqlen_kv": free,
-        "seqlen_q>seqlen_kv": free,
-        "decode": free and support.min_seqlen <= 1,
+        "seqlen_q>seqlen_kv": free and support.longer_q,
+        "decode": free and support.min_seqlen <= 1 and support.seqlen_q_multiple == 1,
         "zero_length": support.min_seqlen == 0 or "lengths" in masks,
         "empty_row": _can_empty_rows(support, square=True) or (free and late),
-        "grouped_heads": support.grouped_heads,
+        "grouped_heads": bool(support.grouped_heads),
         "descaling": bool(set(support.descalings) - {"none"}),
-        "descaling_by_head": "head" in support.descalings and support.grouped_heads,
+        "descaling_by_head": "head" in support.descalings and bool(support.grouped_heads),
         "descaling_by_block": any(
             0 < QUANTISATIONS[word].keys < longest for word in support.descalings
         ),
         "head_dim_v!=head_dim": support.separate_head_dim_v and len(support.head_dims) > 1,
-        "scale<0": support.scales == "any",
+        "scale<0": support.scales in ("any", "nonzero"),
         "scale=0": support.scales == "any",
         **{word: word in support.score_mods for word in mod_words()},
         "strided": support.layouts != "contiguous",
@@ -159,6 +163,8 @@ def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
 def _can_empty_rows(support: Support, *, square: bool) -> bool:
     """Whether a mask of that support can leave a row without a key, at such lengths."""
     words = mask_kinds(support, square)
+    if not support.longer_q:  # then every query's diagonal is at a key
+        words = [word for word in words if not issubclass(kind_of(word), Causal | Window)]
     return any(kind_of(word).can_empty_rows(word, square=square) for word in words)
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from references.masks import drawn_words, intersect
+from references.masks import Window, drawn_words, intersect
 from references.quantisation import quantisation_words
 from references.score_mods import ScoreMod, mod_kind_of, mod_words
 from verify.problem import Layout, Problem
 from verify.problem.coverage import mask_kinds, square_only
 from verify.problem.distributions import ordinary
+from verify.problem.lengths import raised
 from verify.problem.storage import STRIDED, Storage, storage_kind, storage_words
 from verify.problem.strategies import (
     HEAD_DIMS,
@@ -23,7 +24,10 @@ from verify.problem.strategies import (
     head_dims_in,
 )
 from verify.variant import Declaration, Support
+from verify.variant.support import fits, up
 
+_ILLEGAL_FACTORS = {"default": (2.0, -1.0, 0.0), "positive": (-1.0, 0.0), "nonzero": (0.0,)}
+_WINDOWS = (Window(3, 2), Window(2, None), Window(4, 4))  # each kind lacks two of them
 _LONGEST_REFUSAL = 1 << 13  # a longer input, made just to see it refused, costs too much memory
 
 
@@ -116,8 +120,12 @@ def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
                 heads_q=base.heads_kv * draw(st.sampled_from((2, 3, 8)))
             ),
         )
+    if support.grouped_heads == "only":
+        yield _Edge(
+            "heads_kv", support, dtype, change=lambda draw, base: base.but(heads_q=base.heads_kv)
+        )
     if support.scales != "any":
-        factors = st.sampled_from((2.0, -1.0, 0.0) if support.scales == "default" else (-1.0, 0.0))
+        factors = st.sampled_from(_ILLEGAL_FACTORS[support.scales])
         yield _Edge(
             "softmax_scale",
             support,
@@ -127,9 +135,9 @@ def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
     yield from _word_edges(support, dtype)
     yield from _length_edges(support, dtype)
     yield from _mask_edges(support, dtype)
-    rows = max(support.min_seqlen, 2)  # a pitch shows from the second row on
+    rows, _ = raised(support, 2, 2)  # a pitch shows from the second row on
     if support.layouts != "any" and (support.max_seqlen or rows) >= rows:
-        some = st.just((rows, rows))
+        some = st.just((rows, raised(support, rows, rows)[1]))
         pitches = st.sampled_from((8, 1)) if support.layouts == "contiguous" else st.just(1)
         pitched = pitches.map(lambda pitch: Layout(pitch=pitch))
         for name in ("q", "k", "v", "out"):
@@ -167,10 +175,20 @@ def _word_edges(support: Support, dtype: str) -> Iterator[_Edge]:
 
 
 def _length_edges(support: Support, dtype: str) -> Iterator[_Edge]:
-    low, short = max(support.min_seqlen, 1), support.min_seqlen - 1
+    some, low, step = _supported(support)
+    short = support.min_seqlen - 1
     free = replace(support, min_seqlen=0, max_seqlen=None, cross_lengths=True)
-    some = st.integers(low, min(low + 64, support.max_seqlen or low + 64))
+    free = replace(free, longer_q=True, seqlen_q_multiple=1, seqlen_kv_multiple=1)
     cross = not square_only(support)
+    rows, keys = support.seqlen_q_multiple, support.seqlen_kv_multiple
+    if rows > 1:
+        yield _Edge(
+            "seqlen_q", free, dtype, some.map(lambda n: (n + 1, n + (step if cross else 1)))
+        )
+    if keys > 1 and (cross or rows == 1):
+        yield _Edge("seqlen_kv", free, dtype, some.map(lambda n: (n if cross else n + 1, n + 1)))
+    if cross and not support.longer_q:
+        yield _Edge("seqlen_q", free, dtype, some.map(lambda n: (n + step, n)))
     if short >= 0:
         yield _Edge(
             "seqlen_q",
@@ -186,10 +204,13 @@ def _length_edges(support: Support, dtype: str) -> Iterator[_Edge]:
         and support.max_seqlen != low
     ):
         yield _Edge(
-            "seqlen_kv", free, dtype, some.map(lambda n: (n, n - 1) if n > low else (n, n + 1))
+            "seqlen_kv",
+            free,
+            dtype,
+            some.map(lambda n: (n, n - step) if n > low else (n, n + step)),
         )
     if support.max_seqlen is not None and support.max_seqlen < _LONGEST_REFUSAL:
-        long = support.max_seqlen + 1
+        long = (support.max_seqlen // step + 1) * step
         yield _Edge(
             "seqlen_kv",
             free,
@@ -198,9 +219,22 @@ def _length_edges(support: Support, dtype: str) -> Iterator[_Edge]:
         )
 
 
+def _supported(support: Support) -> tuple[st.SearchStrategy[int], int, int]:
+    """Short lengths that queries and keys may both have, the least one above 0, and their step."""
+    step = support.common_multiple
+    low = up(max(support.min_seqlen, 1), step)
+    most = min(low + 64, support.max_seqlen or low + 64) // step
+    return st.integers(low // step, max(most, low // step)).map(lambda n: n * step), low, step
+
+
 def _mask_edges(support: Support, dtype: str) -> Iterator[_Edge]:
-    low = max(support.min_seqlen, 1)
-    some = st.integers(low, min(low + 64, support.max_seqlen or low + 64))
+    some, low, step = _supported(support)
+
+    def unequal(n: int) -> tuple[int, int]:
+        """Where the lengths are equal, the mask is inside."""
+        shorter = n - step if n > low else n + step
+        return (n, shorter) if support.longer_q else (min(n, shorter), max(n, shorter))
+
     for kind in drawn_words():
         only = replace(support, masks=(kind,), intersections=False)
         if kind in support.masks:
@@ -210,9 +244,7 @@ def _mask_edges(support: Support, dtype: str) -> Iterator[_Edge]:
         elif (
             support.cross_lengths and support.max_seqlen != low
         ):  # where the lengths are equal, it is inside
-            yield _Edge(
-                "mask", only, dtype, some.map(lambda n: (n, n - 1) if n > low else (n, n + 1))
-            )
+            yield _Edge("mask", only, dtype, some.map(unequal))
     kinds = [kind for kind in mask_kinds(support, square=True) if kind != "full"]
     if not support.intersections and len(kinds) > 1:
 
@@ -227,3 +259,13 @@ def _mask_edges(support: Support, dtype: str) -> Iterator[_Edge]:
             )
 
         yield _Edge("mask", support, dtype, some.map(lambda n: (n, n)), several)
+    if support.windows != "any" and {"window", "window.square"} & set(support.masks):
+        wider = replace(support, masks=("window",), intersections=False)
+        some_window = st.sampled_from([w for w in _WINDOWS if not fits(w, support.windows)])
+        yield _Edge(
+            "mask",
+            wider,
+            dtype,
+            some.map(lambda n: (n, n)),
+            lambda draw, base: base.but(mask=draw(some_window)),
+        )

@@ -43,6 +43,11 @@ def plainest(support: Support) -> dict[str, Any]:
     return fields
 
 
+def fewest_heads(support: Support) -> int:
+    """Query heads of one key head, as few as a kernel of that support takes."""
+    return 2 if support.grouped_heads == "only" else 1
+
+
 def inside(support: Support, problem: Problem | None) -> bool:
     """Whether that problem, its layouts included, is one that a kernel of that support must
     answer."""

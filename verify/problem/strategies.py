@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations_with_replacement
 from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from references.masks import Mask, intersect, kind_of
+from references.masks import Mask, Window, intersect, kind_of
 from references.output_scale import DTYPES as EIGHT_BITS
 from references.quantisation import parse_quantisation
 from references.score_mods import mod_kind_of
@@ -26,8 +26,10 @@ from verify.problem import ORDERS, Layout, Problem, Storage
 from verify.problem.coverage import mask_kinds, square_only
 from verify.problem.distributions import ordinary
 from verify.problem.known_answers import GATHERS, gather_possible
+from verify.problem.lengths import fitted
 from verify.problem.storage import STRIDED, storage_kind
 from verify.variant import ROW_ALIGNMENT, Declaration, Support, default_dtype_out
+from verify.variant.support import fits
 
 __all__ = ["LIMITS", "Limits", "problems"]
 
@@ -67,6 +69,9 @@ EXTREME_SCALES = (0.75, 1e8, 1e9, 2.0**100, 2.0**118, 2.0**126, 2.0**-100, 2.0**
 _SCALES = {
     "any": st.sampled_from(
         (*_POSITIVE, "negative", -1.0, 0.0) * 4 + EXTREME_SCALES + (-1e9, -(2.0**118))
+    ),
+    "nonzero": st.sampled_from(
+        (*_POSITIVE, "negative", -1.0) * 4 + EXTREME_SCALES + (-1e9, -(2.0**118))
     ),
     "positive": st.sampled_from(_POSITIVE * 4 + EXTREME_SCALES),
     "default": st.just("default"),
@@ -158,8 +163,14 @@ def draw_problems(
         draw(head_dims_in(support)),
         support.separate_head_dim_v and draw(_one_in(4)),
     )
-    seqlen_q, seqlen_kv = draw(_lengths(support, limits) if lengths is None else lengths)
-    group = draw(_one_of(_GROUPS)) if support.grouped_heads else 1
+    only = support.grouped_heads == "only"
+    if lengths is None:
+        most = replace(limits, pairs=limits.pairs // 2) if only else limits
+        seqlen_q, seqlen_kv = fitted(support, *draw(_lengths(support, most)))
+    else:
+        seqlen_q, seqlen_kv = draw(lengths)
+    groups = _GROUPS if not only else tuple(n for n in _GROUPS if n > 1)
+    group = draw(_one_of(groups)) if support.grouped_heads else 1
     heads_kv, batch = draw(_one_of(_COUNTS)), draw(_one_of(_COUNTS))
     name = draw(_one_of((names[0],) * 2 + names))
     scale = draw(_SCALES[support.scales])
@@ -178,10 +189,11 @@ def draw_problems(
         limits.pairs // max(seqlen_q * seqlen_kv, 1),
         limits.elements // max((seqlen_q + seqlen_kv) * row, 1),
     )
-    group = _fit(group, min(room, limits.heads))
+    group = max(_fit(group, min(room, limits.heads)), 2 if only else 1)
     heads_kv = _fit(heads_kv, min(room, limits.heads) // group)
     batch = _fit(batch, min(room // (group * heads_kv), limits.batch))
-    mask = intersect(*(draw_atom(draw, kind, batch, seqlen_q, seqlen_kv) for kind in kinds))
+    atoms = (draw_atom(draw, kind, batch, seqlen_q, seqlen_kv) for kind in kinds)
+    mask = intersect(*(_window_of(atom, support.windows) for atom in atoms))
     unit = max(_aligned_elements(dtype), _aligned_elements(dtype_out))
     layouts = _layouts(draw, style, 1 if support.layouts == "any" else unit)
     if name in GATHERS:  # see `gather_possible`
@@ -351,6 +363,17 @@ def draw_atom(draw: st.DrawFn, kind: str, batch: int, seqlen_q: int, seqlen_kv: 
     mask = kind_of(kind).draw(_Choose(draw), kind, batch, seqlen_q, seqlen_kv)
     assert mask.word == kind, f"drawn as {kind}, but its word is {mask.word}: {mask.name}"
     return mask
+
+
+def _window_of(mask: Mask, kind: str) -> Mask:
+    """A drawn window with the sides that a support allows; any other mask as it is."""
+    if not isinstance(mask, Window) or fits(mask, kind):
+        return mask
+    if kind == "causal":
+        return replace(mask, right=0)
+    if kind == "symmetric":
+        return replace(mask, right=mask.left)
+    return replace(mask, left=7 if mask.left is None else mask.left, right=None)
 
 
 def _layouts(draw: st.DrawFn, style: str, unit: int) -> dict[str, Storage]:

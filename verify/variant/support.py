@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from references.masks import Intersection, Mask
+from references.masks import Intersection, Mask, Window
 from references.output_scale import DTYPES as EIGHT_BITS
 from references.score_mods import ScoreMod
 from references.tensor import Tensor, torch
@@ -24,13 +24,40 @@ from verify.variant.validation import (
     LAYOUTS,
     MASK_KINDS,
     SCALES,
+    WINDOWS,
     DeclarationError,
     Declared,
 )
 
-__all__ = ["DESCALINGS", "LAYOUTS", "MASK_KINDS", "ROW_ALIGNMENT", "SCALES", "Shape", "Support"]
+__all__ = [
+    "DESCALINGS",
+    "LAYOUTS",
+    "MASK_KINDS",
+    "ROW_ALIGNMENT",
+    "SCALES",
+    "WINDOWS",
+    "Shape",
+    "Support",
+]
 
 ROW_ALIGNMENT = 16  # bytes: what vector loads and TMA need
+
+
+def up(length: int, step: int) -> int:
+    """The least multiple of the step that is no less than that length."""
+    return -(-length // step) * step
+
+
+def fits(window: Window, kind: str) -> bool:
+    """Whether a window is of a kind out of WINDOWS."""
+    one_sided = (window.left is None) != (window.right is None)
+    of_kind = {
+        "any": True,
+        "one_sided": one_sided,
+        "symmetric": window.left == window.right,
+        "causal": window.right == 0,
+    }
+    return of_kind[kind]
 
 
 class Shape(Protocol):
@@ -70,8 +97,14 @@ class Support(Declared, path="support"):
     seqlen_kv only (both alignments agree there); "window" covers both alignments, and
     "window.square" is it where the lengths are equal; `intersections` says whether several may be
     combined.
+    windows: the sides of a window: "any"; "one_sided" if one side must be open (None) and the other
+    not; "symmetric" if both must be equal; "causal" if the right one must be 0.
+    grouped_heads: whether several query heads may share a key head; "only" if they must.
+    cross_lengths: whether seqlen_q and seqlen_kv may differ.  longer_q: whether seqlen_q may be the
+    larger one.  seqlen_q_multiple, seqlen_kv_multiple: what each length must be a multiple of.
     score_mods: words of `references.score_mods.mod_words()`, "softcap" among them.
-    scales: softmax_scale may be "any", "positive", or only the "default" head_dim ** -0.5.
+    scales: softmax_scale may be "any", "nonzero", "positive", or only the "default" head_dim **
+    -0.5.
     layouts: strided tensors, head_dim innermost, may have "any" strides besides, "aligned" ones
     (every row begins at a multiple of 16 bytes, so that head dims are multiples of as much), or
     must be "contiguous".  Rows of other storages begin there too, unless it is "any".
@@ -92,9 +125,13 @@ class Support(Declared, path="support"):
     descalings: tuple[str, ...] = ("none",)
     masks: tuple[str, ...] = ("full", "causal")
     intersections: bool = False
-    grouped_heads: bool = False
+    windows: str = "any"
+    grouped_heads: bool | str = False
     separate_head_dim_v: bool = False
     cross_lengths: bool = True
+    longer_q: bool = True
+    seqlen_q_multiple: int = 1
+    seqlen_kv_multiple: int = 1
     min_seqlen: int = 1
     max_seqlen: int | None = None
     scales: str = "any"
@@ -111,6 +148,18 @@ class Support(Declared, path="support"):
             low, high = getattr(self, least), getattr(self, most)
             if high is not None and low > high:
                 raise DeclarationError(f"support.{least}: {low} is more than {most}, {high}")
+        step = self.common_multiple
+        first = up(max(self.min_seqlen, 1), step)
+        if step > 1 and self.max_seqlen is not None and first > self.max_seqlen:
+            raise DeclarationError(
+                f"support.max_seqlen: {self.max_seqlen} is less than {first}, the first length that"
+                f" is a multiple of {step}"
+            )
+
+    @property
+    def common_multiple(self) -> int:
+        """The step of lengths that queries and keys can both have."""
+        return math.lcm(self.seqlen_q_multiple, self.seqlen_kv_multiple)
 
     def check_rows(self) -> None:
         """Raise DeclarationError if "aligned" rows are promised for head dims and dtypes whose
@@ -163,6 +212,11 @@ class Support(Declared, path="support"):
                 "grouped heads are not supported",
             ),
             (
+                "heads_kv",
+                shape.heads_q == shape.heads_kv and self.grouped_heads == "only",
+                f"as many key heads as query heads, {shape.heads_q}, are not supported",
+            ),
+            (
                 "seqlen_q",
                 lengths[0] < self.min_seqlen,
                 f"{lengths[0]} is less than {self.min_seqlen}",
@@ -173,9 +227,24 @@ class Support(Declared, path="support"):
                 f"{lengths[1]} is less than {self.min_seqlen}",
             ),
             (
+                "seqlen_q",
+                bool(lengths[0] % self.seqlen_q_multiple),
+                f"{lengths[0]} is no multiple of {self.seqlen_q_multiple}",
+            ),
+            (
+                "seqlen_kv",
+                bool(lengths[1] % self.seqlen_kv_multiple),
+                f"{lengths[1]} is no multiple of {self.seqlen_kv_multiple}",
+            ),
+            (
                 "seqlen_kv",
                 lengths[0] != lengths[1] and not self.cross_lengths,
                 "must equal seqlen_q",
+            ),
+            (
+                "seqlen_q",
+                lengths[0] > lengths[1] and not self.longer_q,
+                f"{lengths[0]} is more than seqlen_kv, {lengths[1]}",
             ),
             (
                 "seqlen_kv",
@@ -187,6 +256,11 @@ class Support(Declared, path="support"):
                 "softmax_scale",
                 self.scales == "default" and not default,
                 "only head_dim ** -0.5 is supported",
+            ),
+            (
+                "softmax_scale",
+                self.scales == "nonzero" and shape.scale == 0,
+                "0 is not supported",
             ),
             (
                 "softmax_scale",
@@ -212,6 +286,8 @@ class Support(Declared, path="support"):
             words = {atom.word, f"{atom.kind}.square"} if square else {atom.word}
             if not words & set(self.masks):
                 return atom.brief
+            if isinstance(atom, Window) and not fits(atom, self.windows):
+                return f"{atom.brief}, a window that is not {self.windows},"
         return None
 
     def check(self, args: AttentionArgs, out: Tensor, **others: Tensor) -> None:

@@ -10,6 +10,7 @@ past that a declaration buys nothing but a wider bound.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import ClassVar, Self
 
@@ -40,7 +41,8 @@ from verify.variant.checks import (
 _SQUARES = (word for word in mask_words() if word.endswith(".square"))
 SQUARE_KINDS = tuple(word for word in _SQUARES if word != "causal.square")
 MASK_KINDS = tuple(word for word in mask_words() if word not in SQUARE_KINDS)
-SCALES = ("any", "positive", "default")
+SCALES = ("any", "nonzero", "positive", "default")
+WINDOWS = ("any", "one_sided", "symmetric", "causal")
 LAYOUTS = ("any", "aligned", "contiguous")
 DESCALINGS = quantisation_words()
 DEVICES = ("cpu", "cuda")
@@ -49,6 +51,7 @@ INPUT_DTYPES = ("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"
 
 MOST_HEAD_DIM = 1 << 16  # 576 is the largest in use
 MOST_TOKENS = 1 << 31
+MOST_STEP = 1 << 12  # tokens that a length is a multiple of; 128 are the most in use
 MOST_BLOCK = 1 << 20  # 512 keys are the largest block in use; whole rows are "0"
 # The longest chain has 7: softcap there and back 2, descales of Q and K 2, scale * log2(e) in fp32
 # 3.
@@ -164,6 +167,11 @@ def _split_keys(value: object) -> object:
     return one_of("input")(value) if isinstance(value, str) else flag(value)
 
 
+def _grouped_heads(value: object) -> object:
+    """Whether, or "only"."""
+    return one_of("only")(value) if isinstance(value, str) else flag(value)
+
+
 _block = whole(0, MOST_BLOCK, optional=True)
 _configured = whole(1, MOST_BLOCK, optional=True)
 _roundings = whole(0, MOST_ROUNDINGS)
@@ -185,9 +193,13 @@ RULES: dict[str, dict[str, Check]] = {
         "descalings": _descalings,
         "masks": _masks,
         "intersections": flag,
-        "grouped_heads": flag,
+        "windows": one_of(*WINDOWS),
+        "grouped_heads": _grouped_heads,
         "separate_head_dim_v": flag,
         "cross_lengths": flag,
+        "longer_q": flag,
+        "seqlen_q_multiple": whole(1, MOST_STEP),
+        "seqlen_kv_multiple": whole(1, MOST_STEP),
         "min_seqlen": whole(0, MOST_TOKENS),
         "max_seqlen": whole(0, MOST_TOKENS, optional=True),
         "scales": one_of(*SCALES),
@@ -285,3 +297,30 @@ RULES: dict[str, dict[str, Check]] = {
         "deterministic_backward": flag,
     },
 }
+
+WITHIN = (
+    "min_seqlen",
+    "max_seqlen",
+    "cross_lengths",
+    "longer_q",
+    "seqlen_q_multiple",
+    "seqlen_kv_multiple",
+    "windows",
+    "grouped_heads",
+    "scales",
+)
+"""Words of support that an undeclared function can have, too."""
+
+
+def within(value: object) -> object:
+    """A mapping of words out of WITHIN to what a support may hold there."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{shown(value)} is no mapping of {', '.join(WITHIN)}")
+    for name, each in value.items():
+        if name not in WITHIN:
+            raise ValueError(f"{shown(name)} is none of {', '.join(WITHIN)}")
+        try:
+            RULES["support"][name](each)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return dict(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -144,6 +144,41 @@ class Variant(Declared, path="variant"):
     def _reads_nothing(self) -> bool:
         """Whether the backward makes its own softmax, so that no forward has to save anything."""
         return self.gradients is not None and self.gradients.softmax.source == "own"
+
+    def by_dtype(
+        self,
+        *,
+        numerics: Mapping[str, Numerics] | None = None,
+        gradients: Mapping[str, GradientNumerics] | None = None,
+    ) -> tuple[Variant, ...]:
+        """One variant for each dtype of the support, NAME-DTYPE, with the arithmetic of that dtype.
+
+        numerics, gradients: by dtype; a dtype without an entry keeps this variant's.  The first one
+        alone has the builds.  Raises DeclarationError for a dtype that the support lacks.
+        """
+        dtypes = self.support.dtypes
+        for what, given in (("numerics", numerics), ("gradients", gradients)):
+            if given is not None and not isinstance(given, Mapping):
+                raise DeclarationError(
+                    f"{self.name}: {what}: {shown(given)} is no mapping of dtypes out of"
+                    f" {', '.join(dtypes)}"
+                )
+            for dtype in given or ():
+                if dtype not in dtypes:
+                    raise DeclarationError(
+                        f"{self.name}: {what}: {shown(dtype)} is none of {', '.join(dtypes)}"
+                    )
+        return tuple(
+            replace(
+                self,
+                name=f"{self.name}-{dtype}",
+                support=replace(self.support, dtypes=(dtype,)),
+                numerics=(numerics or {}).get(dtype, self.numerics),
+                gradients=(gradients or {}).get(dtype, self.gradients),
+                builds=self.builds if dtype == dtypes[0] else None,
+            )
+            for dtype in dtypes
+        )
 
     @property
     def saver(self) -> Variant:

@@ -200,7 +200,7 @@ WRONG = {
 
 
 @tier.first_tier("name", "dtype")
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", tier.for_ci(WRONG, keep=4))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_contradiction_is_convicted_and_named(name: str, dtype: str) -> None:
     kernel, words = WRONG[name]
@@ -277,7 +277,7 @@ HONEST = {
 }
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", tier.for_ci(HONEST, keep=3))
 def test_the_same_passes_where_it_is_declared(name: str) -> None:
     kernel, promised, item, word = HONEST[name]
     words, messages = heard(kernel, "float16", declared(promised))

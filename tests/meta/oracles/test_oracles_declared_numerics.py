@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.harness.declared import with_fields
 from tests.harness.fake_trials import acquitted, convicted
 from tests.harness.in_process import NUMERICS, Kernel, declared, trial
+from tests.properties import tier
 from verify.judging.findings import Ruling
 from verify.oracles.numerics import oracle as declared_numerics
 from verify.variant import Contract, Numerics
@@ -151,7 +152,7 @@ FALSE = {
 }
 
 
-@pytest.mark.parametrize("name", FALSE)
+@pytest.mark.parametrize("name", tier.for_ci(FALSE, keep=4))
 def test_a_false_claim_is_named(name: str) -> None:
     kernel, dtype, words = FALSE[name]
     finding = convicted(judged(kernel, dtype), words)
@@ -165,7 +166,7 @@ WITHOUT_LSE = [
 ]
 
 
-@pytest.mark.parametrize("name", WITHOUT_LSE)
+@pytest.mark.parametrize("name", tier.for_ci(WITHOUT_LSE, keep=4))
 def test_a_false_claim_is_named_without_an_lse(name: str) -> None:
     kernel, dtype, words = FALSE[name]
     convicted(judged(kernel, dtype, contract=NO_LSE), words)

@@ -63,13 +63,16 @@ def test_a_gradient_where_there_is_none_is_convicted(name: str) -> None:
     convicted(gather.judge_backward(trial), words)
 
 
-def test_a_delta_a_little_off_looks_right_elsewhere() -> None:
+def test_a_delta_a_little_off_is_within_the_bound_elsewhere() -> None:
+    """Only known roundings show it there."""
     hand = GATHER_FAULTS["delta off by 2^-9"][0]
     trial = tried_by(
         hand, problem("normal", "bfloat16"), "backward", configs=(Config(block_m=16, block_n=32),)
     )
     trial.launches["saved"] = tried_by(Hand(), problem("normal", "bfloat16")).first
-    assert acquitted(bound.judge_backward(trial))
+    ruling = bound.judge_backward(trial)
+    assert max(ruling.measures[f"r_{name}"] for name in ("dq", "dk", "dv")) <= 1
+    convicted(ruling, "is no rounding of what P and dS give")
 
 
 def test_rows_and_keys_that_are_wrong_are_named() -> None:

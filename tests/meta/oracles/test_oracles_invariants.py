@@ -26,6 +26,7 @@ from tests.harness.fake_trials import (
 )
 from tests.harness.honest_backwards import HALF, HONEST, SHAPES, UNUSUAL, arithmetic
 from tests.harness.reference_kernel import Hand, faulty, tried_by
+from tests.properties import tier
 from verify.judging.gradient_invariants import GradientTensors, Invariant, invariants
 from verify.judging.invariants import KNOWN, beyond, forward_slack, reach
 from verify.judging.launch import Launch
@@ -199,7 +200,7 @@ SUMMED = HONEST + tuple(
 )
 
 
-@pytest.mark.parametrize("kernel", SUMMED, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", tier.for_ci(SUMMED, keep=2), ids=lambda kernel: kernel.name)
 def test_honest_gradients_add_up_without_a_reference(kernel) -> None:
     for number, text in enumerate(SHAPES):
         for dtype in kernel.dtypes:
@@ -258,7 +259,7 @@ def test_honest_gradients_add_up(changes: dict[str, object]) -> None:
     assert set(ruling.measures) == {f"gradient_sums_{name}" for name in names}
 
 
-@pytest.mark.parametrize("name", [*SUM_FAULTS, "no scale in dK"])
+@pytest.mark.parametrize("name", tier.for_ci([*SUM_FAULTS, "no scale in dK"], keep=3))
 def test_gradients_that_do_not_add_up_are_convicted(name: str) -> None:
     words = {"dv": "sum dV = sum dO does not hold", "dk": "sum dK = 0 does not hold"}
     expected = words.get(SUM_FAULTS.get(name, ""), "<dQ, Q> = <dK, K> does not hold")

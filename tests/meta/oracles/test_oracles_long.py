@@ -15,6 +15,7 @@ from references.masks import Causal, Full, Lengths, Mask, Window
 from references.score_mods import ScoreMod, Softcap
 from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import OK, convicted, trial_of
+from tests.properties import tier
 from verify.cell.process import Environment
 from verify.judging.findings import Ruling
 from verify.judging.launch import Launch
@@ -106,7 +107,7 @@ CORRECT = {
 }
 
 
-@pytest.mark.parametrize("name", CORRECT)
+@pytest.mark.parametrize("name", tier.for_ci(CORRECT, keep=3))
 def test_correct_results_pass(name: str) -> None:
     rulings = heard(CORRECT[name])
     assert {"long_whole", "convexity"} < set(rulings)
@@ -233,7 +234,7 @@ FAULTS: dict[str, tuple[Problem, Kernel, set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", tier.for_ci(FAULTS, keep=2))
 def test_a_fault_is_convicted(name: str) -> None:
     problem, kernel, by = FAULTS[name]
     assert by <= convicting(problem, kernel)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.properties import tier
 from verify.arithmetic.dot import fused_dot
 from verify.arithmetic.mma import unit_for
 from verify.arithmetic.unit import Envelope, NearestChain, Promoted, Unit, Wiring
@@ -74,7 +75,7 @@ def rows() -> dict[str, tuple[Instruction, Unit]]:
 ROWS = rows()
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", tier.for_ci(ROWS, keep=12))
 def test_every_unit_of_the_table_is_recovered(name: str) -> None:
     one, unit = ROWS[name]
     quantities = found(one, unit)

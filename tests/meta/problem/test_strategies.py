@@ -18,8 +18,9 @@ from verify.problem import Layout, Problem
 from verify.problem.coverage import bins_reachable, bins_required, coverage_bins
 from verify.problem.distributions import ordinary
 from verify.problem.known_answers import gather_possible
+from verify.problem.lengths import raised
 from verify.problem.outside import outside
-from verify.problem.refusal import inside
+from verify.problem.refusal import fewest_heads, inside
 from verify.problem.storage import storage_words
 from verify.problem.strategies import LIMITS, Limits, problems
 from verify.variant import DESCALINGS, MASK_KINDS, Config, Contract, Declaration, Numerics, Support
@@ -68,6 +69,27 @@ SUPPORTS = {
         min_seqlen=0,
     ),
     "one token": Support(dtypes=HALF, head_dims=(16,), max_seqlen=1, separate_head_dim_v=True),
+    "tiles": Support(
+        dtypes=HALF,
+        head_dims=(16, 64),
+        masks=("full", "causal", "window", "lengths"),
+        windows="causal",
+        grouped_heads="only",
+        longer_q=False,
+        seqlen_q_multiple=16,
+        seqlen_kv_multiple=24,
+        min_seqlen=20,
+        max_seqlen=200,
+        scales="nonzero",
+    ),
+    "squares of tiles": Support(
+        dtypes=HALF,
+        head_dims=(16,),
+        masks=("window.square", "causal.square"),
+        windows="one_sided",
+        seqlen_kv_multiple=32,
+        min_seqlen=0,
+    ),
     "window": Support(
         dtypes=HALF,
         head_dims=(64,),
@@ -242,6 +264,26 @@ EDGES = {
         "softcap",
     },
     "window": {"dtype", "head_dim", "head_dim_v", "heads_kv", "seqlen_kv", "mask", "softcap"},
+    "tiles": {
+        "dtype",
+        "head_dim",
+        "head_dim_v",
+        "heads_kv",
+        "seqlen_q",
+        "seqlen_kv",
+        "mask",
+        "softmax_scale",
+        "softcap",
+    },
+    "squares of tiles": {
+        "dtype",
+        "head_dim",
+        "head_dim_v",
+        "heads_kv",
+        "seqlen_kv",
+        "mask",
+        "softcap",
+    },
 }
 
 
@@ -283,10 +325,17 @@ def test_problems_shrink_to_the_simplest(name: str, limits: Limits) -> None:
             limits=limits,
         )
     )
-    length = max(support.min_seqlen, 1)
+    length, _ = raised(support, *[max(support.min_seqlen, support.common_multiple)] * 2)
     dim = next((d for d in (16, 64) if d in support.head_dims), min(support.head_dims))
-    mask = {"rigid": "causal", "packed": "causal", "window": "window.0.0"}.get(name, "full")
-    expected = Problem(seqlen_q=length, seqlen_kv=length, head_dim=dim, dtype=found.dtype)
+    masks = dict.fromkeys(("rigid", "packed", "squares of tiles"), "causal")
+    mask = (masks | {"window": "window.0.0"}).get(name, "full")
+    expected = Problem(
+        heads_q=fewest_heads(support),
+        seqlen_q=length,
+        seqlen_kv=length,
+        head_dim=dim,
+        dtype=found.dtype,
+    )
     assert found.but(mask=expected.mask) == expected
     assert found.mask.name == mask
 

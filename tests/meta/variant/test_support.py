@@ -37,6 +37,7 @@ def test_what_is_inside_is_not_refused() -> None:
     assert NARROW.refusal(INSIDE.but(mask=Causal(), seqlen_q=100, seqlen_kv=2)) is None
 
 
+ONE_SIDED = {"masks": ("window",), "windows": "one_sided"}
 REFUSED = [
     ({"dtype": "bfloat16"}, {}, "dtype", "bfloat16 is none of float16"),
     ({"head_dim": 65, "head_dim_v": 65}, {}, "head_dim", "65"),
@@ -61,7 +62,16 @@ REFUSED = [
     ({"softmax_scale": 0.25}, {}, "softmax_scale", "head_dim ** -0.5"),
     ({"softmax_scale": 0.0}, {"scales": "positive"}, "softmax_scale", "not positive"),
     ({"softmax_scale": -0.125}, {"scales": "positive"}, "softmax_scale", "not positive"),
+    ({"softmax_scale": 0.0}, {"scales": "nonzero"}, "softmax_scale", "0 is not supported"),
     ({"score_mod": Softcap(20.0)}, {}, "softcap", "not supported"),
+    ({"seqlen_q": 9}, {"seqlen_q_multiple": 8}, "seqlen_q", "9 is no multiple of 8"),
+    ({"seqlen_kv": 9}, {"seqlen_kv_multiple": 8}, "seqlen_kv", "9 is no multiple of 8"),
+    ({"seqlen_q": 10}, {"longer_q": False}, "seqlen_q", "10 is more than seqlen_kv, 9"),
+    ({}, {"grouped_heads": "only"}, "heads_kv", "as many key heads as query heads, 2"),
+    ({"mask": Window(2, 2)}, ONE_SIDED, "mask", "a window that is not one_sided"),
+    ({"mask": Window(None, None)}, ONE_SIDED, "mask", "a window that is not one_sided"),
+    ({"mask": Window(2, 1)}, ONE_SIDED | {"windows": "symmetric"}, "mask", "not symmetric"),
+    ({"mask": Window(0, 1)}, ONE_SIDED | {"windows": "causal"}, "mask", "not causal"),
 ]
 
 
@@ -84,9 +94,14 @@ def test_each_rule_yields_to_its_declaration() -> None:
         "head_dim": {"head_dims": range(1, 257), "scales": "any"},
         "head_dim_v": {"head_dims": range(1, 257), "separate_head_dim_v": True},
         "heads_kv": {"grouped_heads": True},
-        "seqlen_q": {"min_seqlen": 0},
-        "seqlen_kv": {"min_seqlen": 0, "max_seqlen": None, "cross_lengths": True},
-        "mask": {"masks": tuple(MASK_KINDS), "intersections": True},
+        "seqlen_q": {"min_seqlen": 0, "seqlen_q_multiple": 1, "longer_q": True},
+        "seqlen_kv": {
+            "min_seqlen": 0,
+            "max_seqlen": None,
+            "cross_lengths": True,
+            "seqlen_kv_multiple": 1,
+        },
+        "mask": {"masks": tuple(MASK_KINDS), "intersections": True, "windows": "any"},
         "softmax_scale": {"scales": "any"},
         "softcap": {"score_mods": ("softcap",)},
     }
@@ -123,6 +138,25 @@ def test_square_causal_is_either_alignment_where_lengths_are_equal() -> None:
         assert support.refusal(square.but(mask=mask)) is None
         assert support.refusal(INSIDE.but(mask=mask)) is not None
     assert support.refusal(square) == ("mask", "full is not supported")
+
+
+def test_windows_of_each_kind() -> None:
+    accepted = {
+        "any": {Window(2, 2), Window(2, 0), Window(2, None), Window(None, None)},
+        "one_sided": {Window(2, None)},
+        "symmetric": {Window(2, 2), Window(None, None)},
+        "causal": {Window(2, 0)},
+    }
+    for kind, inside in accepted.items():
+        support = replace(NARROW, masks=("window",), windows=kind)
+        found = {mask for mask in accepted["any"] if not support.refusal(INSIDE.but(mask=mask))}
+        assert found == inside
+
+
+def test_a_longest_length_without_a_multiple_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"support.max_seqlen: 100 is less than 192, the first"):
+        replace(NARROW, seqlen_q_multiple=64, seqlen_kv_multiple=48)
+    assert replace(NARROW, seqlen_q_multiple=64).seqlen_q_multiple == 64
 
 
 def test_an_unknown_word_in_a_support_is_an_error() -> None:

@@ -14,7 +14,7 @@ from references.masks import Causal, Full, Lengths, Mask
 from verify.cell.discovery import environment
 from verify.problem import Problem
 from verify.problem.known_answers import GATHERS, gather_possible
-from verify.problem.refusal import plainest
+from verify.problem.refusal import fewest_heads, plainest
 from verify.variant import Declaration, Support
 
 # rows or keys: past the powers of two at which indices wrap, with a ragged tail
@@ -139,6 +139,7 @@ def _problem(
     heads_kv, group = int(more.pop("heads_kv", 1)), int(more.pop("group", 1))
     if not support.grouped_heads:
         heads_kv, group = heads_kv * group, 1
+    group = max(group, fewest_heads(support))
     plain = Problem(
         heads_q=heads_kv * group,
         heads_kv=heads_kv,

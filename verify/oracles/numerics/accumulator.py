@@ -62,7 +62,7 @@ def scores(trial: Trial) -> Claim | None:
     sign = 1.0 if p.scale > 0 else -1.0
     values = torch.zeros(rows, p.head_dim_v)
     values[0, 0] = values[1, 1] = 1.0
-    problem = p.but(batch=len(cases), heads_q=1, heads_kv=1, seqlen_q=rows, seqlen_kv=rows)
+    problem = p.but(batch=len(cases), heads_q=p.group, heads_kv=1, seqlen_q=rows, seqlen_kv=rows)
     probe = run_if_supported(
         trial, "accumulator of scores", problem, sign * q[:, None, None], keys[:, None], values
     )
@@ -103,7 +103,7 @@ def values(trial: Trial) -> Claim | None:
         if last is not None:
             v[last, case] = -math.ldexp(1.0, largest)
     rows = _ROWS if trial.declaration.support.cross_lengths else _KEYS
-    problem = p.but(batch=1, heads_q=1, heads_kv=1, seqlen_q=rows, seqlen_kv=_KEYS)
+    problem = p.but(batch=1, heads_q=p.group, heads_kv=1, seqlen_q=rows, seqlen_kv=_KEYS)
     zero = torch.zeros(1)
     probe = run_if_supported(trial, "accumulator of values", problem, zero, zero, v)
     if probe is None:

@@ -26,6 +26,7 @@ from verify.oracles import Group, Oracle
 from verify.oracles.numerics import accumulator, probability, scores
 from verify.oracles.numerics.hypotheses import Claim
 from verify.problem import Problem
+from verify.problem.refusal import fewest_heads
 from verify.variant import Declaration
 
 _LENGTH = 64
@@ -108,7 +109,8 @@ def asks(declaration: Declaration, dtype: str) -> list[Problem]:
     kernel.  The probes run beside it."""
     support = declaration.support
     buckets = (64,) if declaration.interpreted else (64, *declaration.head_dim_buckets)
-    shape = {"batch": 1, "heads_q": 1, "heads_kv": 1, "seqlen_q": _LENGTH, "seqlen_kv": _LENGTH}
+    heads = {"heads_q": fewest_heads(support), "heads_kv": 1}
+    shape = {"batch": 1, **heads, "seqlen_q": _LENGTH, "seqlen_kv": _LENGTH}
     problems = {
         probe_problem(declaration, dtype, head_dim=bucket, **shape).head_dim: bucket
         for bucket in buckets

@@ -89,7 +89,7 @@ def rows_of(trial: Trial) -> Rows | None:
     coarse = to_bits(min(p.format.precision, 8))(weights)
     v = torch.zeros(_ROWS, p.head_dim_v, dtype=torch.float64)
     v[0, rows], v[1, rows] = -coarse, 1.0
-    problem = p.but(batch=1, heads_q=1, heads_kv=1, seqlen_q=_ROWS, seqlen_kv=_ROWS)
+    problem = p.but(batch=1, heads_q=p.group, heads_kv=1, seqlen_q=_ROWS, seqlen_kv=_ROWS)
     probe = run_if_supported(trial, "probabilities", problem, q, k, v)
     return None if probe is None else Rows(probe, rows, weights, coarse)
 

@@ -107,7 +107,7 @@ def _declared(trial: Trial, p: Problem) -> str:
 
 
 def _pair(p: Problem) -> Problem:
-    return p.but(batch=1, heads_q=1, heads_kv=1, seqlen_q=_ROWS, seqlen_kv=_ROWS)
+    return p.but(batch=1, heads_q=p.group, heads_kv=1, seqlen_q=_ROWS, seqlen_kv=_ROWS)
 
 
 def _one_hot(p: Problem) -> Tensor:
