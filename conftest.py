@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, settings
 
 from verify.bundle import ROOT
 from verify.machine import device, leash  # imports no torch
+from verify.machine.defaults import PROFILES
 from verify.machine.settings import SettingError, check
 
 if str(ROOT) not in sys.path:  # the plugin is imported before a test brings its folder
@@ -95,7 +96,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--profile",
         default=None,
-        choices=("dev", "ci", "gpu", "nightly"),
+        choices=PROFILES,
         help="how many cases, how random",
     )
     group.addoption(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from verify import bundle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from verify.door.checking import Report
@@ -32,7 +32,8 @@ def check(  # noqa: PLR0913 - users write each of them as a word
     masks: Sequence[str] | None = None,
     grad: bool = True,
     like: str | None = None,
-    examples: int = 10,
+    within: Mapping[str, Any] | None = None,
+    examples: int | None = None,
     time: float | None = None,
     seed: int | None = None,
 ) -> Report:
@@ -56,8 +57,12 @@ def check(  # noqa: PLR0913 - users write each of them as a word
     like: the name of a public signature ("flash_attn_func"...: verify/adapters/) that the function
     has, with its layout, its masks and the meaning of its parameters.
 
-    examples: random problems per dtype and group of oracles.  time: seconds after which no case
-    begins.  seed: of the random problems.
+    within: what else its problems must hold, words of support (docs/adding-a-kernel.md) as
+    {"seqlen_kv_multiple": 64, "grouped_heads": "only", "scales": "positive"}.
+
+    examples: random problems per dtype and group of oracles, 10 by default.  time: seconds after
+    which no case begins.  seed: of the random problems.  Defaults of these three are what the
+    pyproject.toml of the current directory says in [tool.verify].
 
     Returns a Report, which says in words whether gradients were judged.  Raises AssertionError with
     the explanation and the replay command of each kind of failure; TypeError for a function that
@@ -73,6 +78,7 @@ def check(  # noqa: PLR0913 - users write each of them as a word
         masks=_tuple(masks),
         grad=grad,
         like=like,
+        within=within,
         examples=examples,
         time=time,
         seed=seed,

@@ -232,11 +232,13 @@ def run(variant: Variant, problem: Problem, config: Config) -> tuple[Tensor, Ten
 
 
 def convict(
-    variant: Variant, problem: Problem, config: Config, out: Tensor, lse: Tensor
+    variant: Variant, problem: Problem, config: Config, out: Tensor, lse: Tensor, arch: str = ""
 ) -> str | None:
-    """What is wrong with O and LSE, or None: the judge's own bound, and empty rows."""
-    # The most exact of the units that the variant runs on.
-    arch = "sm_80" if variant.support.capability == (8, 0) else "sm_120"
+    """What is wrong with O and LSE, or None: the judge's own bound, and empty rows.
+
+    arch: whose units the bound is of; by default the most exact that the variant runs on.
+    """
+    arch = arch or ("sm_80" if variant.support.capability == (8, 0) else "sm_120")
     arithmetic = resolve(variant.numerics, config, problem, arch)
     truth = compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
     live = ~truth.empty

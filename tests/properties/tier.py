@@ -1,12 +1,15 @@
-"""The first tier of the suite, and the rest: the marker `thorough`.
+"""The first tier of the suite, and the rest: the markers `thorough` and `for_ci`.
 
 `verify test` without a path runs the first tier: of tests that ask the same question of another
-dtype, config, shape or architecture, one of each kind.  So does CI.  `--thorough` runs all; so do
-the profiles of nightly runs and GPUs, and whoever names tests (a path, -k, -m, --kernel).  What is
-left out is counted in the closing summary.
+dtype, config, shape or architecture, one of each kind; in the profile `dev`, a person's first look,
+without those that are marked `for_ci`.  CI runs these too.  `--thorough` runs all; so do the
+profiles of nightly runs and GPUs, and a command that names tests (a path, -k, -m, --kernel).  The
+closing summary counts what is left out.
 
 A test belongs to the thorough tier by its mark (`thorough(values, keep=2)` marks parameters), or
 because its function has the marker `first_tier` and others of its parameters represent its kind.
+`for_ci` is for a test that takes seconds and gives the same result on every machine: a fault that
+is planted into a kernel whose right form is judged in the first look.
 """
 
 from __future__ import annotations
@@ -30,9 +33,17 @@ _LEFT_OUT: pytest.StashKey[int] = pytest.StashKey()
 
 def thorough(values: Iterable[_T], *, keep: int = 1) -> list[object]:
     """Parameters: the first `keep` values as they are, the others of the thorough tier."""
+    return _marked(values, keep, pytest.mark.thorough)
+
+
+def for_ci(values: Iterable[_T], *, keep: int = 1) -> list[object]:
+    """Parameters: the first `keep` values as they are, the others for CI."""
+    return _marked(values, keep, pytest.mark.for_ci)
+
+
+def _marked(values: Iterable[_T], keep: int, mark: pytest.MarkDecorator) -> list[object]:
     return [
-        value if n < keep else pytest.param(value, marks=pytest.mark.thorough)
-        for n, value in enumerate(values)
+        value if n < keep else pytest.param(value, marks=mark) for n, value in enumerate(values)
     ]
 
 
@@ -79,9 +90,10 @@ def features(name: str, of: str = "") -> _Kinds:
     return kinds
 
 
-def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The items of the thorough tier."""
-    found = [item for item in items if item.get_closest_marker("thorough") is not None]
+def left_out(items: Sequence[pytest.Item], profile: str = "ci") -> list[pytest.Item]:
+    """The items that a whole run in this profile, one of REDUCED, leaves out."""
+    marks = ("thorough", "for_ci") if profile == "dev" else ("thorough",)
+    found = [item for item in items if any(map(item.get_closest_marker, marks))]
     functions: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("first_tier") is not None and hasattr(item, "callspec"):
@@ -160,22 +172,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
     told = getattr(config, "workerinput", {}).get("verify_tier")
     profile = config.getoption("--profile") or default_profile()
-    config.stash[_REDUCED] = is_reduced(config, profile) if told is None else told
+    reduced = is_reduced(config, profile) if told is None else told
+    config.stash[_REDUCED] = profile if reduced else ""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: object) -> None:
     """Tell a worker, which sees other arguments, what was decided."""
-    node.workerinput["verify_tier"] = node.config.stash[_REDUCED]  # type: ignore[attr-defined]
+    node.workerinput["verify_tier"] = bool(node.config.stash[_REDUCED])  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the thorough tier, before the rest is dealt to the workers."""
+    """Leave out what is of no first look, before the rest is dealt to the workers."""
     config.stash[COLLECTED] = list(items)
-    if not config.stash[_REDUCED]:
+    profile = config.stash[_REDUCED]
+    if not profile:
         return
-    out = set(left_out(items))
+    out = set(left_out(items, profile))
     if out:
         config.hook.pytest_deselected(items=[item for item in items if item in out])
         items[:] = [item for item in items if item not in out]
@@ -204,9 +218,10 @@ def pytest_terminal_summary(
 def said(count: int) -> str:
     """That line."""
     return (
-        f"first tier: {count} tests of further dtypes, configs, shapes and architectures were not"
-        f" run; {COMMAND} runs all"
+        f"first tier: {count} tests (further dtypes, configs, shapes and architectures; what is for"
+        f" CI) were not run; {COMMAND} runs all"
     )
 
 
-_REDUCED: pytest.StashKey[bool] = pytest.StashKey()
+# The profile that leaves tests out in this session; "" if none are left out
+_REDUCED: pytest.StashKey[str] = pytest.StashKey()

@@ -17,9 +17,25 @@ from typing import Any
 
 from references.tensor import Tensor
 from verify.variant import AttentionArgs, Support
+from verify.variant.checks import one_of
 
 NAMES = tuple(sorted(info.name for info in pkgutil.iter_modules(__path__)))
 """The names of the signatures."""
+
+
+REFUSED = {
+    "sageattn": "SageAttention rounds Q and K to 8-bit integers with a scale for each block, after"
+    " it has subtracted the mean of K, and P and V to float8 or float16; no part of Numerics says"
+    " so, so no bound of it is derived, and that of another signature would convict a right kernel",
+}
+"""Signatures that are known and have no adapter, and why."""
+
+
+def signature(value: object) -> object:
+    """The name of a signature.  Raises ValueError that says which there are."""
+    if isinstance(value, str) and value in REFUSED:
+        raise ValueError(f"{value!r} is not judged: {REFUSED[value]}")
+    return one_of(*NAMES)(value)
 
 
 @dataclass(frozen=True, kw_only=True)

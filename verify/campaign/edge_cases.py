@@ -14,7 +14,8 @@ from verify.campaign.targets import Target
 from verify.oracles import groups
 from verify.problem import Layout, Problem
 from verify.problem.coverage import bins_reachable, coverage_bins, square_only
-from verify.problem.refusal import inside, plainest
+from verify.problem.lengths import raised
+from verify.problem.refusal import fewest_heads, inside, plainest
 from verify.problem.sampling import draws
 from verify.variant import Config, Declaration, Support
 
@@ -138,9 +139,11 @@ def _edges(target: Target) -> Iterator[Problem]:
 def _plain(target: Target) -> Problem:
     """A problem with one short sequence and one narrow head."""
     support = target.declaration.support
+    rows, keys = raised(support, 33, 33)
     return Problem(
-        seqlen_q=33,
-        seqlen_kv=33,
+        heads_q=fewest_heads(support),
+        seqlen_q=rows,
+        seqlen_kv=keys,
         head_dim=min(support.head_dims, key=lambda dim: abs(dim - 16)),
         dtype=target.dtype,
         **plainest(support),

@@ -20,7 +20,7 @@ from verify.campaign.admission import unanswerable
 from verify.campaign.builds import Builder, arches, left_out
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target, excludes_group, excludes_here
-from verify.cell import confinement
+from verify.cell import confinement, plain_gradients
 from verify.cell.discovery import Roster, Unloadable, environment, roster
 from verify.cell.process import ForkServer
 from verify.evidence import (
@@ -299,6 +299,8 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
                 reason = declaration.uncompilable or left_out(run.profile, chosen)
                 if reason:
                     recorder.write(NotRun(variant=declaration.ref, dtype="(builds)", reason=reason))
+        for ref, dtype, reason in plain_gradients.unjudged(here):
+            recorder.write(NotRun(variant=ref, dtype=dtype, reason=reason))
         for target, id_, why in run.stored_cases(here):
             if why is not None:
                 reason = f"a case on record is dropped, {why}: {id_}"

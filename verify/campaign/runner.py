@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from rich.console import Console
 
 from verify.bundle import ROOT
 from verify.campaign import halt
+from verify.campaign.progress import Progress, shown
 from verify.evidence import Evidence, load, new_run_id
 from verify.evidence.errors import read as errors_of
 from verify.evidence.explanation import explain
@@ -54,7 +56,8 @@ class RunRequest:
 
     oracles: files with further ones.  workers: "auto", or a number; 0 runs in one process.
     exit_first: stop at the first failing verdict.  select: an expression for pytest -k.
-    all_configs: judge the variants' further configs, too.
+    all_configs: judge the variants' further configs, too.  only_dtypes, only_oracles: judge these
+    alone, by their names; () for all.  quiet: show no progress.
     """
 
     kernels: tuple[Path, ...] = ()
@@ -68,6 +71,9 @@ class RunRequest:
     select: str = ""
     exit_first: bool = False
     all_configs: bool = False
+    only_dtypes: tuple[str, ...] = ()
+    only_oracles: tuple[str, ...] = ()
+    quiet: bool = False
 
     @property
     def directory(self) -> Path:
@@ -88,6 +94,8 @@ class RunRequest:
             str(ROOT / "pyproject.toml"),
             "-p",
             "no:cacheprovider",
+            "-p",
+            "verify.campaign.chosen",
             "-q",
             "--no-header",
             "--tb=short",
@@ -105,6 +113,10 @@ class RunRequest:
             arguments += ["--kernel", str(kernel)]
         for oracle in self.oracles:
             arguments += ["--oracle", str(oracle)]
+        for name in self.only_dtypes:
+            arguments += ["--only-dtype", name]
+        for name in self.only_oracles:
+            arguments += ["--only-oracle", name]
         return arguments
 
 
@@ -191,66 +203,29 @@ def _watch(
     process: starter.Process, request: RunRequest, console: Console, deadline: float | None
 ) -> bool:
     """Show the campaign's progress until it ends; returns whether its time was over before that."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task, tally = progress.add_task("starting", total=None), _Tally()
+    progress = Progress(request.directory, deadline)
+    with shown(console, request.quiet) as display:
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL)
-            tally.read(request.directory)
-            progress.update(
-                task,
-                completed=tally.begun,
-                description=f"cases judged, {tally.failing} failing verdicts",
-            )
+            display.show(progress)
             if deadline is not None and time.monotonic() > deadline + _GRACE:
                 return True
     return False
-
-
-@dataclass
-class _Tally:
-    """Counts cases begun and failing verdicts by a cheap scan of the evidence's new lines."""
-
-    begun: int = 0
-    failing: int = 0
-    read_to: dict[Path, int] = field(default_factory=dict)
-
-    def read(self, directory: Path) -> None:
-        """Count the lines added since the last call."""
-        for path in directory.glob("*.jsonl"):
-            begin = self.read_to.get(path, 0)
-            with path.open("rb") as file:
-                file.seek(begin)
-                text = file.read()
-            text = text[: text.rfind(b"\n") + 1]
-            self.read_to[path] = begin + len(text)
-            self.begun += text.count(b'"kind":"begin"')
-            self.failing += text.count(b'"outcome":"fail"')
 
 
 def _status(returncode: int, request: RunRequest, output: str, console: Console) -> int:
     """The exit code of a campaign that has ended.  Raises RunnerError if pytest refused to run."""
     if returncode == _PYTEST_USAGE:
         raise RunnerError(_usage_error(output), USAGE)
-    if returncode == _PYTEST_NOTHING and request.select:
-        reasons = [f"nothing matches {request.select!r}", _names(request), *_unloaded(request)]
-        raise RunnerError(f"-k: {'; '.join(reasons)}", USAGE)
+    narrowing = {"--dtype": request.only_dtypes, "--oracle": request.only_oracles}
+    options = [name for name, given in narrowing.items() if given]
+    if returncode == _PYTEST_NOTHING and (request.select or options):
+        asked = [request.select, *request.only_dtypes, *request.only_oracles]
+        matched = " with ".join(repr(each) for each in asked if each)
+        reasons = [f"nothing matches {matched}", _names(request), *_unloaded(request)]
+        named = ["-k"] * bool(request.select) + options
+        raise RunnerError(f"{', '.join(named)}: {'; '.join(reasons)}", USAGE)
     evidence = evidence_of(request)
     refused = _REFUSED.search(output) if returncode != CLEAN else None
     if refused is not None:
@@ -259,6 +234,8 @@ def _status(returncode: int, request: RunRequest, output: str, console: Console)
         say(console, f"verify: {_unwritable(request, refused[1])}")
     if evidence is None or not evidence.verdicts:
         console.print(output.strip()[-4000:], markup=False, highlight=False)
+        for line in () if evidence is None else _not_run(evidence):
+            console.print(line, markup=False, highlight=False)
         console.print("nothing was judged", style="bold red")
         return INFRASTRUCTURE
     changed = judge_changed(evidence)
@@ -272,6 +249,18 @@ def _status(returncode: int, request: RunRequest, output: str, console: Console)
             console.print(output.strip()[-4000:], markup=False, highlight=False)
         return INFRASTRUCTURE
     return CLEAN
+
+
+def _not_run(evidence: Evidence) -> list[str]:
+    """A line for each variant that was not run, with the reason and with what was compiled."""
+    compiled = Counter(built.variant for built in evidence.builds if built.resources)
+    lines = {
+        f"not run: {entry.variant}: {entry.reason}"
+        + (f" (builds that compile: {count})" if (count := compiled[entry.variant]) else "")
+        for entry in evidence.not_run
+        if not entry.dtype
+    }
+    return sorted(lines)
 
 
 def _usage_error(output: str) -> str:

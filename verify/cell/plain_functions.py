@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Full, Window, mask_words
-from verify.adapters import NAMES, adapter_named
+from verify.adapters import adapter_named, signature
 from verify.cell import plain_gradients
 from verify.cell.breach import Breach
 from verify.cell.layout_twins import LAYOUTS, twin
+from verify.cell.plain_callables import as_function, is_callable
 from verify.variant import (
     AttentionArgs,
     Contract,
@@ -32,7 +33,7 @@ from verify.variant import (
     Workspace,
 )
 from verify.variant.checks import flag, one_of, some_of, wholes
-from verify.variant.validation import INPUT_DTYPES, MOST_HEAD_DIM
+from verify.variant.validation import INPUT_DTYPES, MOST_HEAD_DIM, within
 
 # The weakest honest arithmetic: everything rounded to the input's dtype, tf32 for fp32.
 WEAKEST = Numerics(
@@ -58,6 +59,7 @@ _MASK = ("attn_mask", "mask")
 _WINDOW = ("window_size",)
 _SOFTCAP = ("softcap",)
 _GROUPED = ("enable_gqa",)
+_PURPOSES = ("causal", "scale", "mask", "window", "softcap", "grouped")
 _KNOWN = (*_CAUSAL, *_SCALE, *_MASK, *_WINDOW, *_SOFTCAP, *_GROUPED)
 
 Call = Callable[[AttentionArgs, Sequence[Tensor]], Any]
@@ -73,7 +75,8 @@ _RULES = {
     "LAYOUT": one_of(*LAYOUTS),
     "MASKS": some_of(*mask_words(), least=1),
     "GRADIENTS": flag,
-    "LIKE": one_of(*NAMES),
+    "LIKE": signature,
+    "WITHIN": within,
 }
 
 
@@ -112,18 +115,21 @@ def variants(
 
 
 def find(module: Any, path: Path) -> Callable[..., Any]:
-    """A function named after LIKE or _NAMES, or the only public function that takes (q, k, v).
-    Raises Breach."""
+    """What is named after LIKE or _NAMES: a function, or one of `plain_callables`; else the only
+    public function that takes (q, k, v).  Raises Breach."""
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     functions = {
         name: value
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and inspect.isfunction(value)
-        and value.__module__ == module.__name__
+        for name, value in public.items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
     }
-    for name in (getattr(module, "LIKE", ""), *_NAMES):
+    wanted = (getattr(module, "LIKE", ""), *_NAMES)
+    others = {name: public[name] for name in wanted if is_callable(public.get(name), name)}
+    for name in wanted:
         if name in functions:
             return functions[name]
+        if name in others:
+            return as_function(others[name], name, module)
     candidates = [
         f for f in functions.values() if _leading(f) in (["q", "k", "v"], ["query", "key", "value"])
     ]
@@ -161,6 +167,7 @@ class Signature:
     window: str | None
     softcap: str | None
     grouped: str | None
+    required: frozenset[str]  # those without a default, which every call passes
 
     @staticmethod
     def of(function: Callable[..., Any]) -> Signature:
@@ -176,20 +183,20 @@ class Signature:
             )
         others = {name: each for name, each in parameters.items() if name not in first}
         loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        for name, each in others.items():
-            if (
-                name not in _KNOWN
-                and each.default is inspect.Parameter.empty
-                and each.kind not in loose
-            ):
+        empty = inspect.Parameter.empty
+        required = frozenset(name for name, each in others.items() if each.default is empty)
+        for name in sorted(required):
+            if name not in _KNOWN and others[name].kind not in loose:
                 raise DeclarationError(
                     f"{function.__name__}: unknown parameter {name!r} has no default (known:"
                     f" {', '.join(_KNOWN)})"
                 )
-        named = (_CAUSAL, _SCALE, _MASK, _WINDOW, _SOFTCAP, _GROUPED)
-        return Signature(
-            *(next((name for name in names if name in others), None) for names in named)
-        )
+        named = zip(_PURPOSES, (_CAUSAL, _SCALE, _MASK, _WINDOW, _SOFTCAP, _GROUPED), strict=True)
+        by_purpose: dict[str, Any] = {
+            purpose: next((name for name in names if name in others), None)
+            for purpose, names in named
+        }
+        return Signature(**by_purpose, required=required)
 
     @property
     def masks(self) -> tuple[str, ...]:
@@ -220,7 +227,10 @@ class Signature:
     def keywords(self, args: AttentionArgs) -> dict[str, Any]:
         """The keyword arguments of a call.  A window is (left, right) as in flash-attn, -1 for an
         open side."""
-        keywords: dict[str, Any] = {}
+        plain = {self.causal: False, self.mask: None, self.grouped: False}
+        keywords: dict[str, Any] = {
+            name: value for name, value in plain.items() if name in self.required
+        }
         window = (-1, -1)
         if isinstance(args.mask, Window):
             window = _side(args.mask.left), _side(args.mask.right)
@@ -264,6 +274,9 @@ def _variant(
         score_mods=("softcap",) if signature.softcap is not None else (),
         layouts="contiguous",
     )
+    support = replace(support, **settings.get("WITHIN", {}))
+    if signature.scale is None and support.scales != "default":
+        raise DeclarationError("WITHIN: scales: the function has no parameter for a scale")
     lse = "natural" if _returns_lse(function) else None
     return _made(name, _by_signature(function, signature), layout, support, lse)
 
@@ -287,6 +300,7 @@ def _like(
         dtypes=settings.get("DTYPES", adapter.support.dtypes),
         head_dims=tuple(settings.get("HEAD_DIMS", adapter.support.head_dims)),
         masks=settings.get("MASKS", legal),
+        **settings.get("WITHIN", {}),
     )
 
     def call(args: AttentionArgs, inputs: Sequence[Tensor]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from verify.variant import (
     AttentionArgs,
     Config,
     Contract,
+    Declaration,
     GradientNumerics,
     GradientProducts,
     Gradients,
@@ -22,16 +23,24 @@ from verify.variant import (
     GradientSums,
     Saved,
     ScoreGradient,
+    Support,
     Variant,
     Workspace,
 )
+from verify.variant.support import up
 
 SUFFIX = "-gradients"
 """Behind the name of a function, in that of the variant of its gradients."""
 
-# The range of float16 is so short that a bound of an unknown arithmetic would need to know where it
-# scales: none is derived.
 DTYPES = ("bfloat16", "float32")
+
+_UNJUDGED = {
+    "float16": "its range is so short that a bound of an undeclared backward would have to know"
+    " where that multiplies by the scale; judge bfloat16 too, or declare the backward",
+}
+
+# What torch says of the backward of an operator that was given none.
+_UNREGISTERED = "no autograd formula was registered"
 
 # The weakest honest arithmetic that can be declared; the judge allows an unknown one more
 # (docs/tolerance-backward.md, An unknown backward).
@@ -95,7 +104,7 @@ def variant(
     def available() -> str | None:
         if not dtypes:
             return f"gradients of a plain function are judged in {' and '.join(DTYPES)} only"
-        return _undifferentiable(call, dtypes[-1], forward.support.head_dims)
+        return _undifferentiable(call, dtypes[-1], forward.support)
 
     return Variant(
         name=f"{forward.name}{SUFFIX}",
@@ -110,20 +119,46 @@ def variant(
     )
 
 
+def unjudged(declarations: Sequence[Declaration]) -> Iterator[tuple[str, str, str]]:
+    """(variant of gradients, dtype of its forward, why no gradient is judged in that), for the
+    plain functions among these that have both."""
+    by_ref = {declaration.ref: declaration for declaration in declarations}
+    for declaration in declarations:
+        forward = by_ref.get(declaration.ref.removesuffix(SUFFIX))
+        if not declaration.undeclared or forward is None or declaration.unavailable is not None:
+            continue
+        for dtype in forward.support.dtypes:
+            if dtype not in declaration.support.dtypes:
+                why = _UNJUDGED.get(dtype, "no bound of gradients is derived for it")
+                yield declaration.ref, dtype, f"gradients are not judged: {why}"
+
+
 def _undifferentiable(
     call: Callable[[AttentionArgs], tuple[list[Tensor], Tensor]],
     dtype: str,
-    head_dims: Sequence[int],
+    support: Support,
 ) -> str | None:
-    """Why autograd cannot differentiate the function, or None: tried on 16 tokens."""
+    """Why autograd cannot differentiate the function, or None: tried on 16 tokens, or as many as
+    the support has."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    shape = (1, 1, 16, head_dims[0])
-    q, k, v = (torch.ones(shape, dtype=getattr(torch, dtype), device=device) for _ in range(3))
-    args = AttentionArgs(q, k, v, Full(), shape[-1] ** -0.5, None, Config())
+    most = 16 if support.max_seqlen is None else min(16, support.max_seqlen)
+    length = up(max(most, support.min_seqlen), support.common_multiple)
+    heads = (2 if support.grouped_heads == "only" else 1, 1, 1)
+    dim = support.head_dims[0]
+    q, k, v = (
+        torch.ones((1, count, length, dim), dtype=getattr(torch, dtype), device=device)
+        for count in heads
+    )
+    args = AttentionArgs(q, k, v, Full(), dim**-0.5, None, Config())
     try:
-        _, out = call(args)
+        inputs, out = call(args)
     except Exception as error:
         return f"gradients cannot be tried: {type(error).__name__}: {str(error)[:200]}"
     if not isinstance(out, Tensor) or not out.requires_grad:
         return "its result requires no gradient: autograd does not know the function"
+    try:
+        torch.autograd.grad(out, inputs, torch.ones_like(out), allow_unused=True)
+    except Exception as error:  # any other error is a verdict
+        if isinstance(error, NotImplementedError) or _UNREGISTERED in str(error):
+            return f"it has no backward: {str(error).splitlines()[0][:200]}"
     return None

@@ -8,6 +8,8 @@ module that takes long to import is imported by the command that needs it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from verify import __version__
@@ -23,7 +25,7 @@ from verify.campaign.runner import (
 from verify.cli import bench, replay, report, run, tools
 from verify.cli.options import UsageError, console
 from verify.evidence.known_failures import XfailsError
-from verify.machine import settings
+from verify.machine import defaults, settings
 
 __all__ = ["USAGE", "UsageError", "app", "console", "main"]
 
@@ -47,6 +49,27 @@ def app() -> None:
         settings.check()
     except settings.SettingError as error:
         raise UsageError(str(error)) from None
+    context = click.get_current_context()
+    if context.invoked_subcommand == "run":
+        context.default_map = {"run": _defaults()}
+
+
+def _defaults() -> dict[str, Any]:
+    """The parameters of `verify run` that pyproject.toml gives.  Raises UsageError."""
+    try:
+        found = defaults.defaults()
+    except defaults.DefaultsError as error:
+        raise UsageError(str(error)) from None
+    given = {
+        "examples": found.examples,
+        "seconds": found.time,
+        "profile": found.profile,
+        "seed": found.seed,
+        "workers": found.workers,
+        "strict": found.strict,
+        "kernels": found.kernels or None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 for _command in (

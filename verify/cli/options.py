@@ -15,6 +15,7 @@ from rich.console import Console
 
 from verify.campaign.runner import USAGE
 from verify.evidence import is_plain, new_run_id
+from verify.machine.defaults import PROFILES
 from verify.machine.settings import KIND_FILES
 
 console = Console(width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
@@ -76,6 +77,22 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str) -
     return text
 
 
+def _oracle(
+    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[str | Path, ...]:
+    """Names as they are, and files as paths.  Raises UsageError for a file that does not exist."""
+    found: list[str | Path] = []
+    for text in given:
+        path = Path(text)
+        if text.isidentifier() and not path.is_file():
+            found.append(text)
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise UsageError(f"--oracle: {text!r} is no file, and no name of `verify oracles`")
+    return tuple(found)
+
+
 def _with(context: click.Context, _: click.Parameter, files: tuple[Path, ...]) -> None:
     """Name the files in the variable that every process of the command reads."""
     if files:
@@ -101,6 +118,8 @@ def load_kinds() -> None:
         raise UsageError(f"--with: {error}") from None
 
 
+INPUT_DTYPES = ("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2")
+"""Those of verify.variant.validation, which imports too much."""
 EXISTING = click.Path(path_type=Path, exists=True)  # seen before slow imports
 kernels = click.argument("kernels", nargs=-1, type=click.Path(path_type=Path))
 oracles = click.option(
@@ -110,6 +129,28 @@ oracles = click.option(
     metavar="FILE",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Ask the oracles of this file, too.",
+)
+oracles_and_names = click.option(
+    "--oracle",
+    "oracles",
+    multiple=True,
+    metavar="NAME|FILE",
+    callback=_oracle,
+    help="Ask this oracle alone (repeat it for several), or the oracles of this file, too.",
+)
+only_dtypes = click.option(
+    "--dtype",
+    "only_dtypes",
+    multiple=True,
+    type=click.Choice(INPUT_DTYPES),
+    help="Judge this dtype alone; repeat it for several.",
+)
+time = click.option(
+    "--max-time",
+    "seconds",
+    type=float,
+    callback=above_zero_or_none,
+    help="Seconds after which no case begins.",
 )
 with_files = click.option(
     "--with",
@@ -140,7 +181,7 @@ workers = click.option(
 )
 profile = click.option(
     "--profile",
-    type=click.Choice(["dev", "ci", "gpu", "nightly"]),
+    type=click.Choice(PROFILES),
     help="How many cases, how random; default: gpu with a GPU, ci if CI is set, else dev.",
 )
 select = click.option(

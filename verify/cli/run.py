@@ -18,9 +18,11 @@ from verify.cli.summary import conclude
 
 @click.command()
 @options.kernels
-@options.oracles
+@options.oracles_and_names
+@options.only_dtypes
 @options.with_files
 @options.examples
+@options.time
 @options.profile
 @options.seed
 @options.workers
@@ -32,6 +34,8 @@ from verify.cli.summary import conclude
 @options.exports
 def run(
     kernels: tuple[Path, ...],
+    oracles: tuple[str | Path, ...],
+    seconds: float | None,
     strict: bool,
     junit: Path | None,
     sarif: Path | None,
@@ -42,17 +46,30 @@ def run(
     oracle.
 
     A kernel file ends with VARIANT = Variant(...), or simply has a function attention(q, k, v, ...)
-    that returns out or (out, lse).
+    that returns out or (out, lse).  What [tool.verify] in pyproject.toml says holds where no option
+    does.
 
     \b
     verify run my_kernel.py
     verify run my_kernel.py -x
-    verify run --examples 200 -k bfloat16
+    verify run my_kernel.py --dtype bfloat16 --oracle bound --examples 200
     verify run my_kernel.py --junit verdicts.xml --summary "$GITHUB_STEP_SUMMARY"
     """
-    request = RunRequest(kernels=existing(kernels), **choices)
-    files = Files(junit, sarif, summary)
-    return conclude(request, lambda: execute(request, console), strict=strict, files=files)
+    names = tuple(each for each in oracles if isinstance(each, str))
+    request = RunRequest(
+        kernels=existing(kernels),
+        oracles=tuple(each for each in oracles if isinstance(each, Path)),
+        only_oracles=names,
+        **choices,
+    )
+    deadline = None if seconds is None else time.monotonic() + seconds
+    return conclude(
+        request,
+        lambda: execute(request, console, deadline),
+        complete=seconds is None and not names and not request.only_dtypes,
+        strict=strict,
+        files=Files(junit, sarif, summary),
+    )
 
 
 @click.command()

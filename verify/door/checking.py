@@ -7,7 +7,7 @@ import io
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from references.masks import mask_words
-from verify.adapters import NAMES
+from verify.adapters import signature
 from verify.campaign.runner import CLEAN, FAILED, RunnerError, RunRequest, evidence_of, execute
 from verify.cell.layout_twins import LAYOUTS
 from verify.door.stand_in import stand_in
@@ -23,9 +23,11 @@ from verify.evidence import Evidence, Verdict
 from verify.evidence.errors import read as errors_of
 from verify.evidence.explanation import explain, smallest
 from verify.evidence.known_failures import xfails_in
+from verify.machine.defaults import Defaults, defaults
 from verify.variant.checks import Check, flag, one_of, some_of, wholes
-from verify.variant.validation import INPUT_DTYPES, MOST_HEAD_DIM
+from verify.variant.validation import INPUT_DTYPES, MOST_HEAD_DIM, within
 
+EXAMPLES = 10  # per dtype and group of oracles, if nothing is said
 _FAILURES = 4  # kinds of failures that the message tells in full
 _PYTEST = "PYTEST_"  # variables of the pytest that calls: its options are not the campaign's
 
@@ -60,7 +62,8 @@ class Choices:
     masks: tuple[str, ...] | None = None
     grad: bool = True
     like: str | None = None
-    examples: int = 10
+    within: Mapping[str, Any] | None = None
+    examples: int | None = None
     time: float | None = None
     seed: int | None = None
 
@@ -71,7 +74,8 @@ class Choices:
             "head_dims": _optional(wholes(1, MOST_HEAD_DIM)),
             "masks": _optional(some_of(*mask_words(), least=1)),
             "grad": flag,
-            "like": one_of(None, *NAMES),
+            "like": _optional(signature),
+            "within": _optional(within),
         }
         for name, rule in legal.items():
             try:
@@ -80,9 +84,11 @@ class Choices:
                 raise ValueError(f"{name}: {error}") from None
         if self.like is not None and self.layout is not None:
             raise ValueError(f"layout: like={self.like!r} says it")
-        if isinstance(self.examples, bool) or not isinstance(self.examples, int):
+        if self.examples is not None and (
+            isinstance(self.examples, bool) or not isinstance(self.examples, int)
+        ):
             raise ValueError(f"examples: {self.examples!r} is no whole number")
-        if self.examples < 1:
+        if self.examples is not None and self.examples < 1:
             raise ValueError(f"examples: {self.examples} is not a number of problems above 0")
         if self.time is not None and (
             isinstance(self.time, bool) or not isinstance(self.time, int | float)
@@ -100,6 +106,7 @@ class Choices:
             "HEAD_DIMS": self.head_dims,
             "MASKS": self.masks,
             "LIKE": self.like,
+            "WITHIN": None if self.within is None else dict(self.within),
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -120,19 +127,42 @@ def check(kernel: Callable[..., Any] | str | Path, choices: Choices) -> Report:
         file = Path(kernel)
     else:
         file = stand_in(kernel, {**choices.settings, "GRADIENTS": choices.grad})
-    within_xdist = "PYTEST_XDIST_WORKER" in os.environ  # the cores have their workers already
-    request = RunRequest(
-        kernels=(file,),
-        examples=choices.examples,
-        seed=choices.seed,
-        workers="0" if within_xdist else "auto",
-    )
-    deadline = None if choices.time is None else time.monotonic() + choices.time
+    table = defaults()
+    request = request_of(file, table, examples=choices.examples, seed=choices.seed)
+    seconds = _first(choices.time, table.time)
+    deadline = None if seconds is None else time.monotonic() + seconds
     try:
         status, printed = campaign(request, deadline)
     except RunnerError as error:
         raise RuntimeError(f"verify.check: {error}") from None
     return _concluded(request, status, file, printed)
+
+
+def request_of(
+    file: Path,
+    table: Defaults,
+    *,
+    examples: int | None = None,
+    seed: int | None = None,
+    select: str = "",
+) -> RunRequest:
+    """A campaign on one file from inside somebody's pytest.  table: what holds where an argument is
+    None."""
+    within_xdist = "PYTEST_XDIST_WORKER" in os.environ  # the cores have their workers already
+    return RunRequest(
+        kernels=(file,),
+        examples=_first(examples, table.examples, EXAMPLES),
+        profile=table.profile,
+        seed=_first(seed, table.seed),
+        workers="0" if within_xdist else table.workers or "auto",
+        quiet=True,
+        select=select,
+    )
+
+
+def _first(*values: Any) -> Any:
+    """The first one that is not None; None if there is none."""
+    return next((value for value in values if value is not None), None)
 
 
 def campaign(request: RunRequest, deadline: float | None) -> tuple[int, str]:
@@ -180,13 +210,13 @@ def _concluded(request: RunRequest, status: int, file: Path, printed: str) -> Re
 
 
 def _gradients(evidence: Evidence | None, counted: Sequence[Verdict]) -> str:
-    """In words, in which dtypes gradients were judged, or why in none."""
+    """In words, in which dtypes gradients were judged, and why not in the others."""
     by_gradient = [v for v in counted if {"r_dq", "r_dk", "r_dv"} & set(v.measures)]
     judged = sorted({verdict.dtype for verdict in by_gradient})
     others = sorted({verdict.dtype for verdict in counted} - set(judged))
     if judged:
-        return f"judged in {', '.join(judged)}" + (
-            f", not in {', '.join(others)}" if others else ""
-        )
+        whys = {} if evidence is None else {each.dtype: each.reason for each in evidence.not_run}
+        told = [f"{name} ({whys[name]})" if name in whys else name for name in others]
+        return f"judged in {', '.join(judged)}" + (f", not in {', '.join(told)}" if told else "")
     reasons = [] if evidence is None else [each.reason for each in evidence.not_run]
     return f"not judged ({'; '.join(dict.fromkeys(reasons)) or 'no declared backward'})"

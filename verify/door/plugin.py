@@ -143,19 +143,17 @@ class PropertyItem(pytest.Item):
 
 def _judged(kernel: Path, names: list[str], examples: int | None) -> Conclusion:
     """Judge these properties of a kernel file in one campaign."""
-    from verify.campaign.runner import CLEAN, FAILED, RunnerError, RunRequest, evidence_of
-    from verify.door.checking import campaign
+    from verify.campaign.runner import CLEAN, FAILED, RunnerError, evidence_of
+    from verify.door.checking import campaign, request_of
     from verify.evidence.explanation import explain, smallest
     from verify.evidence.known_failures import xfails_in
+    from verify.machine.defaults import defaults
     from verify.oracles import groups
 
     tests = dict.fromkeys(test for name in names for test in PROPERTIES[name])
-    request = RunRequest(
-        kernels=(Path(os.path.relpath(kernel)),),
-        examples=10 if examples is None else examples,
-        workers="0" if "PYTEST_XDIST_WORKER" in os.environ else "auto",
-        select="" if len(names) == len(PROPERTIES) else " or ".join(tests),
-    )
+    select = "" if len(names) == len(PROPERTIES) else " or ".join(tests)
+    file = Path(os.path.relpath(kernel))
+    request = request_of(file, defaults(), examples=examples, select=select)
     try:
         status, printed = campaign(request, None)
     except RunnerError as error:

@@ -35,10 +35,12 @@ def function_of(item: pytest.Item) -> str:
     return item.nodeid.partition("[")[0]
 
 
-def test_every_file_keeps_tests(collected: list[pytest.Item]) -> None:
-    out = set(tier.left_out(collected))
+@pytest.mark.parametrize("profile", tier.REDUCED)
+def test_every_file_keeps_tests(collected: list[pytest.Item], profile: str) -> None:
+    out = set(tier.left_out(collected, profile))
     kept = {file_of(item) for item in collected if item not in out}
-    assert kept == {file_of(item) for item in collected}
+    asked = [item for item in collected if profile == "ci" or not item.get_closest_marker("for_ci")]
+    assert kept == {file_of(item) for item in asked}
 
 
 def test_every_function_keeps_a_test_unless_all_of_it_is_marked(
@@ -51,8 +53,11 @@ def test_every_function_keeps_a_test_unless_all_of_it_is_marked(
         assert function_of(item) in kept or marked, item.nodeid
 
 
-def test_every_variant_group_and_dtype_keeps_a_judged_case(collected: list[pytest.Item]) -> None:
-    out = set(tier.left_out(collected))
+@pytest.mark.parametrize("profile", tier.REDUCED)
+def test_every_variant_group_and_dtype_keeps_a_judged_case(
+    collected: list[pytest.Item], profile: str
+) -> None:
+    out = set(tier.left_out(collected, profile))
 
     def seen(items: list[pytest.Item]) -> dict[str, set[object]]:
         targets = [
@@ -77,8 +82,8 @@ def fault_of(item: pytest.Item) -> object:
     return next((parameters[name] for name in ("fault", "slip") if name in parameters), None)
 
 
-def test_every_planted_fault_stays(collected: list[pytest.Item]) -> None:
-    out = set(tier.left_out(collected))
+def test_ci_plants_every_fault(collected: list[pytest.Item]) -> None:
+    out = set(tier.left_out(collected, "ci"))
 
     def planted(items: list[pytest.Item]) -> set[tuple[str, str]]:
         return {(function_of(item), repr(fault_of(item))) for item in items}
@@ -128,13 +133,13 @@ class Config:
         return "dev"
 
 
-def items(*marked: bool) -> list[Any]:
-    mark = pytest.mark.thorough.mark
+def items(*marked: str) -> list[Any]:
+    """Tests with one mark each; "" for none."""
 
-    def closest(is_marked: bool) -> Callable[[str], object]:
-        return lambda name: mark if is_marked and name == "thorough" else None
+    def closest(mark: str) -> Callable[[str], object]:
+        return lambda name: getattr(pytest.mark, mark).mark if mark and name == mark else None
 
-    return [SimpleNamespace(get_closest_marker=closest(one), nodeid=str(one)) for one in marked]
+    return [SimpleNamespace(get_closest_marker=closest(one), nodeid=one) for one in marked]
 
 
 class Item(SimpleNamespace):
@@ -147,7 +152,7 @@ def test_what_is_left_out_is_counted_by_a_worker_and_said_by_the_first_process(
 ) -> None:
     worker = Config(told=reduced)
     tier.pytest_configure(cast(Any, worker))
-    tests = [Item(**vars(item)) for item in items(True, False, True)]
+    tests = [Item(**vars(item)) for item in items("thorough", "", "for_ci")]
     left = list(tests)
     tier.pytest_collection_modifyitems(cast(Any, worker), left)
     assert left == ([tests[1]] if reduced else tests)
@@ -161,6 +166,12 @@ def test_what_is_left_out_is_counted_by_a_worker_and_said_by_the_first_process(
     assert lines == ([tier.said(2)] if reduced else [])
     assert "2 tests" in tier.said(2)
     assert tier.COMMAND in tier.said(2)
+
+
+def test_ci_runs_what_is_for_ci_and_a_first_look_does_not() -> None:
+    tests = [Item(**vars(item)) for item in items("thorough", "", "for_ci")]
+    assert tier.left_out(tests, "ci") == [tests[0]]
+    assert tier.left_out(tests, "dev") == [tests[0], tests[2]]
 
 
 def test_a_choice_shows_every_kind_and_turns() -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from references.masks import Causal
 from references.score_mods import Softcap
+from tests.properties import tier
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
 from verify.cell.discovery import roster
-from verify.cell.plain_gradients import DTYPES
+from verify.cell.plain_gradients import DTYPES, unjudged
 from verify.evidence import Recorder, Verdict
 from verify.problem import Problem
 
@@ -163,7 +164,7 @@ def judged(folder: Path, text: str, problems: tuple[Problem, ...] = PROBLEMS) ->
     return verdicts
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", tier.for_ci(HONEST, keep=2))
 def test_an_honest_backward_passes(name: str, tmp_path: Path) -> None:
     verdicts = judged(tmp_path, HONEST[name])
     assert [verdict.finding for verdict in verdicts if verdict.outcome == "fail"] == []
@@ -195,3 +196,17 @@ def test_a_function_that_autograd_does_not_know_is_not_judged_and_told(tmp_path:
     assert backward.unavailable == (
         "gradients of a plain function are judged in bfloat16 and float32 only"
     )
+    file.write_text(f"{HEAD}\nDTYPES = ('float16', 'float32')\n{EAGER}", encoding="utf-8")
+    ((ref, dtype, why),) = unjudged(roster([file]).declarations)
+    assert (ref, dtype) == (f"{file}@mine-gradients", "float16")
+    assert why.startswith("gradients are not judged: its range is so short")
+
+
+def test_gradients_are_tried_on_a_problem_that_the_function_takes(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    words = {"seqlen_q_multiple": 24, "min_seqlen": 30, "grouped_heads": "only"}
+    body = "    assert q.shape[1:3] == (2 * k.shape[1], 48)\n    return q * 1\n"
+    for more in ({}, {"max_seqlen": 48}):
+        said = f"{HEAD}\nWITHIN = {words | more}\n"
+        file.write_text(f"{said}\ndef attention(q, k, v):\n{body}", encoding="utf-8")
+        assert [each.unavailable for each in roster([file]).declarations] == [None, None]

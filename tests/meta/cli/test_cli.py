@@ -13,9 +13,10 @@ from tests.harness.finished_runs import PLAIN, command
 from verify import __version__, cli
 from verify.campaign.runner import USAGE
 from verify.cell.process import ROOT
-from verify.cli import summary
+from verify.cli import options, summary
 from verify.evidence import load
 from verify.machine import settings
+from verify.variant.validation import INPUT_DTYPES
 
 PAGE = ROOT / "docs" / "command-line.md"
 
@@ -209,3 +210,7 @@ def test_the_page_tells_the_environment_that_the_code_reads() -> None:
     assert set(re.findall(r"^\| `(VERIFY_\w+)`", table, re.MULTILINE)) == known
     assert set(re.findall(r"VERIFY_\w+", internal)) == set(settings.INTERNAL)
     assert known <= set(re.findall(r"VERIFY_\w+", cli.app.help or ""))
+
+
+def test_the_dtypes_that_an_option_offers_are_those_of_a_declaration() -> None:
+    assert options.INPUT_DTYPES == INPUT_DTYPES

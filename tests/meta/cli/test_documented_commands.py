@@ -137,6 +137,7 @@ RUNS = {
     ),
     "verify profile": of("test_profiling", "test_the_command_is_told_its_options", '"profile"'),
     "verify test": ci("python3 -m verify test --profile ci"),
+    "verify test --profile": ci("python3 -m verify test --profile ci"),
     "verify test --thorough": of(
         "test_tier",
         "test_what_is_left_out_is_counted_by_a_worker_and_said_by_the_first_process",
@@ -307,7 +308,7 @@ def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPa
 def test_run_is_told_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The options reach the campaign unchanged."""
     asked: list[RunRequest] = []
-    monkeypatch.setattr("verify.cli.run.execute", lambda order, console: asked.append(order))
+    monkeypatch.setattr("verify.cli.run.execute", lambda order, *_: asked.append(order))
     monkeypatch.setattr("verify.cli.run.conclude", lambda order, search, **how: search())
     kernel = tmp_path / "my_attention.py"
     kernel.touch()

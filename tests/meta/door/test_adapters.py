@@ -165,6 +165,7 @@ def test_what_a_signature_does_not_have_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     for text, words in (
         ("LIKE = 'flash'", "LIKE: 'flash' is none of flash_attn_func, "),
+        ("LIKE = 'sageattn'", "LIKE: 'sageattn' is not judged: SageAttention rounds Q and K to 8"),
         ("LIKE = 'flash_attn_func'\nLAYOUT = 'bhsd'", "LAYOUT: that of flash_attn_func is bshd"),
         ("LIKE = 'flash_attn_func'\nMASKS = ('dense',)", "MASKS: 'dense' is none of full, causal"),
     ):
