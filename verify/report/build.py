@@ -351,10 +351,13 @@ def _oracle(group: str, oracle: str, verdicts: Sequence[Verdict]) -> Oracle:
         "cases": len(judged),
         "failures": sum(v.outcome == "fail" for v in judged),
         "inapplicable": len(verdicts) - len(judged),
-        "r": statistics.largest(measured),
-        "lse_ulp": statistics.spread(measured, "lse_ulp"),
-        "bound_ratio": statistics.spread(measured, "bound_ratio"),
     }
+    if ratios := statistics.largest(measured):
+        found["r"] = ratios
+    if spread := statistics.spread(measured, "lse_ulp"):
+        found["lse_ulp"] = spread
+    if spread := statistics.spread(measured, "bound_ratio"):
+        found["bound_ratio"] = spread
     if reasons:
         found["reasons"] = dict(sorted(reasons.items()))
     return found

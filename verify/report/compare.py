@@ -179,9 +179,10 @@ def _powers(report: Report, refs: Iterable[str]) -> dict[Place, _Judged]:
 
 
 def _by_oracle(oracle: Oracle) -> _Judged:
-    worst = {f"r_{name}": oracle["r"][name] for name in TENSORS if name in oracle["r"]}
-    if oracle["lse_ulp"] is not None:
-        worst["lse_ulp"] = oracle["lse_ulp"]["maximum"]
+    ratios = oracle.get("r", {})
+    worst = {f"r_{name}": ratios[name] for name in TENSORS if name in ratios}
+    if (spread := oracle.get("lse_ulp")) is not None:
+        worst["lse_ulp"] = spread["maximum"]
     return _Judged(oracle["cases"], oracle["failures"], worst)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from verify.report.replays import usual
 
 VERSION = 2
+_MEASURED = ("r", "lse_ulp", "bound_ratio")
 
 
 def upgraded(report: dict[str, Any]) -> dict[str, Any]:
@@ -27,13 +28,15 @@ def upgraded(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _oracle(oracle: Any) -> Any:
-    """An oracle with the largest r of each tensor, in place of their distributions."""
-    tensors = oracle.get("tensors") if isinstance(oracle, dict) else None
-    if not isinstance(tensors, dict):
+    """An oracle with the largest r of each tensor, in place of their distributions, and without
+    what it did not measure."""
+    if not isinstance(oracle, dict):
         return oracle
-    ratios = {name: _largest(one) for name, one in tensors.items()}
+    ratios = oracle.get("tensors")
+    if isinstance(ratios, dict):
+        ratios = {name: _largest(one) for name, one in ratios.items()}
     fields = (("r", ratios) if name == "tensors" else (name, has) for name, has in oracle.items())
-    return dict(fields)
+    return {name: has for name, has in fields if name not in _MEASURED or has not in (None, {})}
 
 
 def _worst(report: dict[str, Any]) -> Iterator[dict[str, Any]]:

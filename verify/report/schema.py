@@ -29,7 +29,7 @@ class ReportError(ValueError):
 
 class Distribution(TypedDict):
     """Of one measure over the counted cases.  histogram: cases per interval between neighbours of
-    `edges` (of r: EDGES)."""
+    the measure's edges (docs/report-schema.md)."""
 
     count: Integer
     not_finite: Integer
@@ -38,7 +38,6 @@ class Distribution(TypedDict):
     p90: Number
     p99: Number
     maximum: Number
-    edges: list[Number]
     histogram: list[Integer]
 
 
@@ -74,8 +73,9 @@ class Oracle(TypedDict):
     """One oracle on one dtype of one variant.  cases: judged (passed or failed), counted phases
     only.
 
-    r: the largest of each tensor that it measured, by name out of TENSORS.  reasons: why a case was
-    not applicable -> number of cases; a case whose values can show nothing has no reason.
+    r: the largest of each tensor that it measured, by name out of TENSORS.  r, lse_ulp and
+    bound_ratio are absent where it measured none.  reasons: why a case was not applicable -> number
+    of cases; a case whose values can show nothing has no reason.
     """
 
     oracle: str
@@ -84,9 +84,9 @@ class Oracle(TypedDict):
     failures: Integer
     inapplicable: Integer
     reasons: NotRequired[dict[str, Integer]]
-    r: dict[str, Number]
-    lse_ulp: Distribution | None
-    bound_ratio: Distribution | None
+    r: NotRequired[dict[str, Number]]
+    lse_ulp: NotRequired[Distribution | None]
+    bound_ratio: NotRequired[Distribution | None]
 
 
 class Group(TypedDict):

@@ -116,7 +116,7 @@ def _widest(variant: VariantReport, dtype: DTypeReport) -> tuple[str, float | No
     medians = [
         spread["median"]
         for oracle in dtype["oracles"]
-        if (spread := oracle["bound_ratio"]) is not None and spread["count"] >= CASES
+        if (spread := oracle.get("bound_ratio")) is not None and spread["count"] >= CASES
     ]
     worst = max(medians, key=lambda ratio: math.inf if math.isnan(ratio) else ratio, default=None)
     kinds = {kind(declared, dtype["dtype"]) for declared in _declared(variant)}
@@ -184,9 +184,15 @@ def claims(variant: VariantReport) -> str:
     dims = _integers(support.get("head_dims"))
     parts = [f"head dim {text.intervals(dims) or 'none'}", _span("seqlen", *_lengths(support))]
     parts.append(_masks(support) + (" and intersections" if support.get("intersections") else ""))
-    parts += ["grouped heads"] * bool(support.get("grouped_heads"))
+    grouped = support.get("grouped_heads")
+    parts += ["grouped heads only" if grouped == "only" else "grouped heads"] * bool(grouped)
     parts += [text.value(word) for word in score_mods(support)]
     parts += [said for name, said in _MISSING.items() if support.get(name) is False]
+    for name in ("seqlen_q", "seqlen_kv"):
+        if (step := support.get(f"{name}_multiple", 1)) != 1:
+            parts.append(f"{name} a multiple of {step}")
+    if (windows := support.get("windows", "any")) != "any":
+        parts.append(f"{windows} windows only")
     if (scales := support.get("scales", "any")) != "any":
         parts.append(f"{scales} scale only")
     if (layouts := support.get("layouts", "any")) != "any":
@@ -212,7 +218,10 @@ def _masks(support: Mapping[str, Any]) -> str:
 
 
 _SPELT = {"16 bits": "16-bit scores or sums", "tf32": "tf32 products"}
-_MISSING = {"cross_lengths": "seqlen_q = seqlen_kv only"}
+_MISSING = {
+    "cross_lengths": "seqlen_q = seqlen_kv only",
+    "longer_q": "seqlen_q <= seqlen_kv only",
+}
 
 
 def _words(variant: VariantReport) -> Iterator[str]:

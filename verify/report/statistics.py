@@ -58,7 +58,6 @@ def distribution(values: Iterable[float], edges: Sequence[float]) -> Distributio
         "p90": quantile(ordered, 0.9),
         "p99": quantile(ordered, 0.99),
         "maximum": ordered[-1],
-        "edges": list(edges),
         "histogram": histogram,
     }
 

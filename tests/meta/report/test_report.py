@@ -180,7 +180,7 @@ class TestStatistics:
         found = statistics.distribution(
             [0.0, 0.5, 1.0, 1.5, math.inf, math.nan], statistics.EDGES_R
         )
-        counts = dict(zip(found["edges"][1:], found["histogram"], strict=True))
+        counts = dict(zip(statistics.EDGES_R[1:], found["histogram"], strict=True))
         assert (counts[2**-10], counts[0.5], counts[1.0], counts[2.0], counts[math.inf]) == (
             1,
             1,

@@ -33,10 +33,15 @@ def version_2() -> dict[str, Any]:
             for oracle in dtype["oracles"]:
                 key = (oracle["group"], oracle["oracle"])
                 having = [v for v in of_dtype if v.counted and (v.group, v.oracle) == key]
-                held = {"tensors" if name == "r" else name: has for name, has in oracle.items()}
+                held = dict(oracle)
                 oracle.clear()
-                oracle.update(held)
+                for name in ("oracle", "group", "cases", "failures", "inapplicable"):
+                    oracle[name] = held[name]
                 oracle["tensors"] = strict_json.encode(statistics.tensors(having))
+                for name in ("lse_ulp", "bound_ratio"):
+                    oracle[name] = held.get(name)
+                if "reasons" in held:
+                    oracle["reasons"] = held["reasons"]
     return data
 
 

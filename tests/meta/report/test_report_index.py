@@ -108,6 +108,7 @@ class TestCommands:
         assert _Place(reports, publish=True, replace=False, keep=False).published(made, 0) == 0
         assert [row[0] for row in rows(reports)] == ["CPU A", "GPU &#124; B", "GPU C"]
 
+    @pytest.mark.for_ci
     def test_recheck_holds_it(self, reports):
         assert told("recheck", reports)[0] == 0  # a page that is not there contradicts nothing
         write_index(reports)

@@ -102,7 +102,7 @@ def _oracle(o: Oracle, tensors: Sequence[str], names: Sequence[str]) -> doc.Row:
         o["oracle"],
         doc.Span(o["group"], "soft"),
         *counts,
-        *ratios(o["r"], tensors),
+        *ratios(o.get("r", {}), tensors),
         *measures(o, names),
     )
 
@@ -162,14 +162,15 @@ def oracles_of(report: DTypeReport) -> list[Oracle]:
     rows: list[Oracle] = []
     counted: dict[str, list[Oracle]] = defaultdict(list)
     for one in report["oracles"]:
-        plain = not (one["failures"] or one["r"] or one["lse_ulp"] or one["bound_ratio"])
+        measured = one.get("r") or one.get("lse_ulp") or one.get("bound_ratio")
+        plain = not (one["failures"] or measured)
         (counted[one["oracle"]] if plain else rows).append(one)
     for found in counted.values():
         group = found[0]["group"] if len(found) == 1 else f"{len(found)} groups"
         cases, inapplicable = sum(o["cases"] for o in found), sum(o["inapplicable"] for o in found)
         rows.append({**found[0], "group": group, "cases": cases, "inapplicable": inapplicable})
     return sorted(
-        rows, key=lambda one: (not one["failures"], not one["r"], one["oracle"], one["group"])
+        rows, key=lambda one: (not one["failures"], not one.get("r"), one["oracle"], one["group"])
     )
 
 

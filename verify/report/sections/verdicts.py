@@ -87,5 +87,5 @@ def worst_ratios(report: DTypeReport) -> dict[str, float]:
 
 def measures(report: DTypeReport | Oracle, names: Iterable[str] = MEASURED) -> list[Number]:
     """Those of MEASURED, each as its column has it."""
-    found: dict[str, Any] = {name: report[name] for name in ("lse_ulp", "bound_ratio")}
+    found: dict[str, Any] = {name: report.get(name) for name in ("lse_ulp", "bound_ratio")}
     return [Number(found[name][MEASURED[name][1]] if found[name] else None) for name in names]
