@@ -119,6 +119,7 @@ def main(arguments: list[str]) -> int:
         "--group", action="append", choices=tuple(groups()), help="default: accuracy and gradients"
     )
     parser.add_argument("-k", default="", help="only variants whose name holds this")
+    parser.add_argument("--dtype", default="", help="only inputs of this dtype")
     parser.add_argument("--seed", type=int, default=0, help="other problems for another number")
     parser.add_argument(
         "--pairs",
@@ -135,7 +136,7 @@ def main(arguments: list[str]) -> int:
         for group in given.group or DEFAULT_GROUPS:
             found: dict[tuple[str, str], list[Target]] = {}
             for target in run.targets(group):
-                if given.k in target.declaration.ref:
+                if given.k in target.declaration.ref and given.dtype in ("", target.dtype):
                     found.setdefault((target.declaration.ref, target.dtype), []).append(target)
             for targets in found.values():
                 wanted = -(-given.per_variant // len(targets[0].declaration.support.dtypes))

@@ -12,6 +12,7 @@ from references.masks import Full, Window
 from references.quantisation import parse_quantisation
 from tests.harness.host_library import runs
 from tests.harness.ptx_host import SCHEDULES, Choice, convict, run, stored
+from tests.properties import tier
 from verify.problem import Problem
 
 torch.set_num_threads(1)
@@ -142,7 +143,7 @@ MASKED = {"first masked key": Window(None, 10), "last masked key": Window(10, No
 
 
 @runs
-@pytest.mark.parametrize("name", SLIPS)
+@pytest.mark.parametrize("name", tier.for_ci(SLIPS, keep=4))
 def test_every_slip_is_seen(name: str, host: Any) -> None:
     """By the bound, by what lies around the outputs, or by bank conflicts."""
     tiling, pattern, instead = SLIPS[name]
