@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,40 @@ SPLIT_KV = "tests/faults/kernels/split_kv.py"
 
 
 _IMPORT = re.compile(r"^from (kernels\.[\w.]+) import", re.MULTILINE)
+
+
+def plant(place: Path, file: str, edited: str, edit: Callable[[str], str]) -> Path:
+    """Write a kernel's file into a folder, with one of its modules edited, and return its path.
+
+    file: the kernel on trial; edited: that file, or a module of the collection that it imports, or
+    that a module does which it imports.  Raises ValueError if none does.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / Path(file).name
+    text = _planted(file, place, edited, edit)
+    if text is None:
+        raise ValueError(f"{place.name}: {file} does not import {edited}")
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _planted(file: str, place: Path, edited: str, edit: Callable[[str], str]) -> str | None:
+    """What that file becomes; None if it stays as it is: it is not the edited one, and imports none
+    that does not stay."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    if file == edited:
+        return edit(text)
+    changed = None
+    for module in _IMPORT.findall(text):
+        imported = f"{module.replace('.', '/')}.py"
+        if not (ROOT / imported).is_file():
+            continue
+        planted = _planted(imported, place, edited, edit)
+        if planted is not None:
+            name = f"planted_{Path(imported).stem}"
+            (place / f"{name}.py").write_text(planted, encoding="utf-8")
+            changed = (changed or text).replace(f"from {module} import", f"from {name} import")
+    return changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,34 +100,12 @@ class Fault:
     def plant(self, folder: Path) -> Path:
         """Write the faulty kernel into a folder and return its path; raises ValueError if an edit
         does not fit the source."""
-        place = folder / self.name
-        place.mkdir(parents=True, exist_ok=True)
-        path = place / Path(self.file).name
-        text = self._planted(self.file, place)
-        if text is None:
-            raise ValueError(f"{self.name}: {self.file} does not import {self.helper}")
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    def _planted(self, file: str, place: Path) -> str | None:
-        """What that file becomes; None if it stays as it is: it is not the edited one, and imports
-        none that does not stay."""
-        text = (ROOT / file).read_text(encoding="utf-8")
-        if file == (self.helper or self.file):
-            return self._edited(text, self.edits)
-        changed = None
-        for module in _IMPORT.findall(text):
-            imported = f"{module.replace('.', '/')}.py"
-            if not (ROOT / imported).is_file():
-                continue
-            planted = self._planted(imported, place)
-            if planted is not None:
-                name = f"planted_{Path(imported).stem}"
-                (place / f"{name}.py").write_text(planted, encoding="utf-8")
-                changed = self._edited(
-                    changed or text, ((f"from {module} import", f"from {name} import"),)
-                )
-        return changed
+        return plant(
+            folder / self.name,
+            self.file,
+            self.helper or self.file,
+            lambda text: self._edited(text, self.edits),
+        )
 
     def plant_pair(self, folder: Path) -> Path:
         """Write the shipped Triton backward so that it is saved by this faulty forward, and return

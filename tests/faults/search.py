@@ -20,8 +20,8 @@ from verify.problem.sampling import draws
 from verify.variant import Config, Declaration, Support
 
 HELD = ("execution", "memory")  # what every run must hold, before any oracle is asked
-# groups that hear the list of edge cases too, as the suite has it, and are asked longest
-_LEADING = ("accuracy", "gradients")
+LEADING = ("accuracy", "gradients")
+"""Groups that hear the list of edge cases too, as the suite has it, and are asked longest."""
 _SAMPLE = 8  # cases that they hear in any case, so that each of their oracles may speak
 _LONGEST = 300  # cases after which a leading group gives up
 _OTHERS = 8  # the same of any other group, if no leading group has caught the fault
@@ -64,7 +64,7 @@ class Catch:
         )
         tiles = problem.batch * problem.heads_q * rows * (keys + dims)
         # a relation, or a known answer, has two problems
-        asked = 1 if self.oracle in HELD or group.name in _LEADING else 3
+        asked = 1 if self.oracle in HELD or group.name in LEADING else 3
         return tiles * asked * (3 if group.entry == "backward" else 1)
 
 
@@ -72,9 +72,9 @@ def search(stand: Stand, fault: Fault) -> tuple[Catch, ...]:
     """The oracles that catch a fault, leading groups first, each with its first case."""
     shipped, planted = stand.shipped(fault), stand.planted(fault)
     found: list[Catch] = []
-    leading = [group for group in _LEADING if not excludes_group(shipped, group)]
+    leading = [group for group in LEADING if not excludes_group(shipped, group)]
     for group in leading:
-        found += _heard(stand, planted, group, _candidates(_Kernel(shipped), group), _SAMPLE)
+        found += _heard(stand, planted, group, candidates(shipped, group), _SAMPLE)
         if not found and fault.asked:
             found += _heard(
                 stand, planted, group, [(finest(shipped), Problem.parse(fault.asked))], 1
@@ -89,7 +89,7 @@ def search(stand: Stand, fault: Fault) -> tuple[Catch, ...]:
             for _, name, text in hints
             for p in _as_asked(Problem.parse(text), group, shipped.support)
         ]
-        cases = asked if hints else _candidates(_Kernel(shipped), group)
+        cases = asked if hints else candidates(shipped, group)
         found += _heard(stand, planted, group, cases, 0)
     first = {(catch.group, catch.oracle): catch for catch in reversed(found)}
     return tuple(_by_themselves(stand, planted, tuple(first.values())[::-1]))
@@ -183,11 +183,15 @@ class _Kernel:
         return isinstance(other, _Kernel) and other.declaration.ref == self.declaration.ref
 
 
-@cache
-def _candidates(kernel: _Kernel, group: str) -> tuple[tuple[Config, Problem], ...]:
+def candidates(declaration: Declaration, group: str) -> tuple[tuple[Config, Problem], ...]:
     """The cases for a kernel, in a fixed order: the list of edge cases of the finest config, or
     what the group asks, then draws for all."""
-    declaration, leading = kernel.declaration, group in _LEADING
+    return _candidates(_Kernel(declaration), group)
+
+
+@cache
+def _candidates(kernel: _Kernel, group: str) -> tuple[tuple[Config, Problem], ...]:
+    declaration, leading = kernel.declaration, group in LEADING
     config, dtypes = finest(declaration), declaration.support.dtypes
     most = _LONGEST if leading else _OTHERS
     targets = [

@@ -64,18 +64,20 @@ class Stand:
 
     def shipped(self, fault: Fault) -> Declaration:
         """The kernel as it is."""
-        return self._load(ROOT / fault.file, fault.on_trial)
+        return self.load(ROOT / fault.file, fault.on_trial)
 
     def planted(self, fault: Fault) -> Declaration:
         """The kernel with the fault."""
-        return self._load(fault.plant(self.folder), fault.on_trial)
+        return self.load(fault.plant(self.folder), fault.on_trial)
 
     def pair(self, fault: Fault) -> tuple[Declaration, Declaration]:
         """The shipped Triton backward, and the same behind the forward with the fault."""
         behind, name = fault.plant_pair(self.folder / "pairs"), "triton-flash-backward"
-        return self._load(ROOT / TRITON_BACKWARD, name), self._load(behind, name)
+        return self.load(ROOT / TRITON_BACKWARD, name), self.load(behind, name)
 
-    def _load(self, path: Path, variant: str) -> Declaration:
+    def load(self, path: Path, variant: str) -> Declaration:
+        """The declaration of a variant of that file, or of the only one for "".  Raises
+        ValueError."""
         key = f"{path}@{variant}"
         if key not in self._declared:
             reply = self._cell(str(path)).load(str(path))

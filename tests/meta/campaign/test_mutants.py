@@ -1,0 +1,134 @@
+"""Mutants are what their operators say, the record is of today's kernels, every survivor has its
+reason, and a sample of the convicted ones is convicted again."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.search import convicts
+from tests.faults.stand import Stand
+from tests.mutants import record
+from tests.mutants.hunt import BROKEN, KILLED, SURVIVED, Hunt
+from tests.mutants.mutant import GROUNDS, Mutant, chosen, source
+from tests.mutants.operators import functions_of, mutations
+from tests.properties import tier
+from verify.cell.process import ROOT
+
+MUTANTS = {mutant.id: mutant for mutant in chosen()}
+ENTRIES = record.load()
+KILLS = [MUTANTS[id_] for id_, entry in ENTRIES.items() if entry.how == KILLED and id_ in MUTANTS]
+
+KERNEL = '''
+@triton.jit
+def helper(x, n: tl.constexpr):
+    """A docstring: 1 < 2."""
+    return x + 1
+
+
+def _kernel(q, k, mask):
+    acc = tl.zeros([n], tl.float32)
+    for i in range(n):
+        x = tl.load(k + i, mask=i < n, other=0.0)
+        acc = acc + tl.where(x == float("-inf"), 0.0, x)[:, None]
+    if n > 3:
+        acc = acc.to(tl.float16)
+    tl.store(q, tl.minimum(acc, 2), mask=mask & (i < n))
+
+
+def on_the_host(n):
+    return n // 2
+
+
+kernel = triton.jit(_kernel)
+'''
+EXPECTED = (
+    ("sign", "return x - 1"),
+    ("operand", "return (x)"),
+    ("boundary", "return x + 2"),
+    ("boundary", "for i in range((n) - 1):"),
+    ("comparison", "mask=i <= n"),
+    ("mask", "x = tl.load(k + i, mask=None, other=0.0)"),
+    ("mask", "other=1.0)"),
+    ("mask", "acc + (x)[:, None]"),
+    ("index", "[None, :]"),
+    ("constant", "tl.where(x == -65504.0, 0.0"),
+    ("constant", 'float("-inf"), 1.0, x'),
+    ("branch", "if True:"),
+    ("dtype", "acc = (acc)"),
+    ("function", "tl.maximum(acc, 2)"),
+    ("mask", "mask=(mask))"),
+    ("statement", "    pass\n    if n > 3"),
+)
+
+
+@pytest.fixture(scope="module")
+def stand() -> Iterator[Stand]:
+    with Stand() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(("operator", "text"), EXPECTED, ids=[text.strip() for _, text in EXPECTED])
+def test_an_operator_changes_one_place(operator: str, text: str) -> None:
+    made = [each for each in mutations(KERNEL) if text in each.applied(KERNEL)]
+    assert operator in {each.operator for each in made}
+
+
+def test_only_functions_of_the_device_are_mutated() -> None:
+    assert list(functions_of(KERNEL)) == ["helper", "_kernel"]
+    assert {each.function for each in mutations(KERNEL)} == {"helper", "_kernel"}
+    assert "on_the_host" in {each.function for each in mutations(KERNEL, ("on_the_host",))}
+
+
+def test_every_mutant_is_another_program() -> None:
+    texts = [each.applied(KERNEL) for each in mutations(KERNEL)]
+    shapes = {ast.dump(ast.parse(text)) for text in (KERNEL, *texts)}
+    assert len(shapes) == len(texts) + 1
+    assert all("A docstring: 1 < 2." in text for text in texts)
+
+
+def test_the_record_is_of_the_kernels_as_they_are() -> None:
+    missing = set(MUTANTS) - set(ENTRIES)
+    assert not missing, "run python -m tests.mutants"
+    assert set(ENTRIES) == set(MUTANTS), "run python -m tests.mutants --write"
+    assert record.DOCUMENT.read_text("utf-8") == record.document(chosen(), ENTRIES)
+
+
+def test_enough_mutants_count_and_every_survivor_has_its_reason() -> None:
+    score = record.Score.of(MUTANTS.values(), ENTRIES)
+    assert score.killed + score.unseen >= 300
+    survivors = {id_ for id_, entry in ENTRIES.items() if entry.how == SURVIVED}
+    assert set(record.reasons()) == survivors
+
+
+def spread() -> list[Mutant]:
+    """Kills of every file, those of the cheapest questions first, and of every operator."""
+    found: dict[object, Mutant] = {}
+    for mutant in sorted(KILLS, key=lambda mutant: ENTRIES[mutant.id].seconds):
+        for kind in (mutant.ground.edited, mutant.mutation.operator):
+            found.setdefault(kind, mutant)
+    return list({mutant.id: mutant for mutant in found.values()}.values())
+
+
+@pytest.mark.parametrize("mutant", tier.for_ci(spread(), keep=3), ids=lambda mutant: mutant.id)
+def test_a_convicted_mutant_is_convicted_again_and_the_kernel_is_not(
+    mutant: Mutant, stand: Stand
+) -> None:
+    catch = ENTRIES[mutant.id].catch
+    assert catch is not None
+    ground = mutant.ground
+    path = ground.plant(mutant.mutation, stand.folder)
+    assert convicts(stand, stand.load(path, ground.variant), catch)
+    assert not convicts(stand, stand.load(ROOT / ground.file, ground.variant), catch)
+
+
+def test_a_mutant_that_raises_whatever_it_is_asked_is_broken(stand: Stand) -> None:
+    ground = GROUNDS[0]
+    name = "o_tile = acc / denominator[:, None]"
+    text = source(ground.edited)
+    begin = text.index(name)
+    (first, *_) = mutations(text)
+    wrong = type(first)("statement", "_flash_forward", 1, begin, begin + len(name), "raise 1")
+    assert Hunt(stand)(Mutant(ground, wrong)).how == BROKEN

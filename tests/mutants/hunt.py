@@ -1,0 +1,112 @@
+"""The hunt: a mutant is asked what a campaign asks, the cheapest first, until it is convicted."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.faults.search import LEADING, Catch, candidates
+from tests.faults.stand import Stand
+from tests.mutants.mutant import Ground, Mutant
+from verify.campaign.targets import excludes_group
+from verify.cell.process import ROOT
+from verify.evidence import Verdict
+from verify.oracles import groups
+from verify.problem import Problem
+from verify.variant import Config, Declaration
+
+Question = tuple[str, Config, Problem]
+"""A group of oracles, a config and a problem."""
+
+KILLED = "killed"
+BROKEN = "broken"
+SURVIVED = "survived"
+_FIRST = 4  # cases of a leading group that are asked before those of other groups
+_LEADING = 60  # cases of a leading group in all
+_BEST = 6  # cases that convicted most mutants of the same kernel, which are asked first
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant.
+
+    how: KILLED; BROKEN, which raises whatever it is asked, as one does that no compiler takes; or
+    SURVIVED.  by: the verdict that convicted it.  asked: cases.  seconds: of wall time.
+    """
+
+    how: str
+    by: Catch | None
+    asked: int
+    seconds: float
+
+
+@dataclass
+class Hunt:
+    """Hunts mutants, one after the other, and remembers what convicts those of a kernel."""
+
+    stand: Stand
+    _convicting: dict[str, Counter[Question]] = field(default_factory=dict)
+
+    def __call__(self, mutant: Mutant) -> Outcome:
+        """Ask until a verdict fails, or all is asked."""
+        begun = time.monotonic()
+        asked = 0
+        path = mutant.ground.plant(mutant.mutation, self.stand.folder)
+        try:
+            declaration = self.stand.load(path, mutant.ground.variant)
+        except ValueError:
+            return Outcome(BROKEN, None, 0, time.monotonic() - begun)
+        raised = 0
+        try:
+            for question in self._questions(mutant.ground):
+                group, config, problem = question
+                asked += 1
+                failing = _failing(self.stand.verdicts(declaration, config, group, problem))
+                if failing is None:
+                    continue
+                if (
+                    failing.oracle == "execution"
+                    and failing.finding is not None
+                    and "raises: " in failing.finding.message
+                ):
+                    raised += 1
+                    if raised == asked and raised < 2:  # of two questions, a build may not compile
+                        continue
+                    if raised == asked:
+                        return Outcome(BROKEN, None, asked, time.monotonic() - begun)
+                self._convicting.setdefault(mutant.ground.file, Counter())[question] += 1
+                catch = Catch(group, failing.oracle, config.name, problem.name)
+                return Outcome(KILLED, catch, asked, time.monotonic() - begun)
+        finally:
+            self.stand.afresh(declaration)
+        return Outcome(SURVIVED, None, asked, time.monotonic() - begun)
+
+    def _questions(self, ground: Ground) -> Iterator[Question]:
+        """Each once."""
+        seen = set()
+        best = self._convicting.get(ground.file, Counter()).most_common(_BEST)
+        shipped = self.stand.load(ROOT / ground.file, ground.variant)
+        for question in (*(each for each, _ in best), *_all(shipped)):
+            name = (question[0], question[1].name, question[2].name)
+            if name not in seen:
+                seen.add(name)
+                yield question
+
+
+def _failing(verdicts: list[Verdict]) -> Verdict | None:
+    return next((verdict for verdict in verdicts if verdict.outcome == "fail"), None)
+
+
+def _all(shipped: Declaration) -> Iterator[Question]:
+    """What a kernel is asked, in a fixed order."""
+    open_to = [name for name in groups() if not excludes_group(shipped, name)]
+    leading = [name for name in open_to if name in LEADING]
+    for begin, end in ((0, _FIRST), (_FIRST, _LEADING)):
+        for name in leading:
+            yield from ((name, *case) for case in candidates(shipped, name)[begin:end])
+        if begin == 0:
+            for name in open_to:
+                if name not in leading:
+                    yield from ((name, *case) for case in candidates(shipped, name))
