@@ -136,7 +136,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "long(seconds): a long test; workers start with these, so that they end together",
     )
-    config.addinivalue_line("markers", "covers: a test for every variant, config and dtype")
+    config.addinivalue_line(
+        "markers", "covers(profiles=...): a test for every variant, config and dtype"
+    )
     try:
         check()
     except SettingError as error:
@@ -201,8 +203,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(
             "targets", [pytest.param(targets, id=targets[0].id) for targets in families]
         )
-    if metafunc.definition.get_closest_marker("covers") is not None:
-        targets = [target for group in ("accuracy", "gradients") for target in run.targets(group)]
+    marker = metafunc.definition.get_closest_marker("covers")
+    if marker is not None:
+        asked = run.profile in marker.kwargs.get("profiles", (run.profile,))
+        groups = ("accuracy", "gradients") if asked else ()
+        targets = [target for group in groups for target in run.targets(group)]
         metafunc.parametrize(
             "target", [pytest.param(target, id=f"{target.group}-{target.id}") for target in targets]
         )

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.properties import tier
 from tests.properties.property_runner import Convicted, check_all_are_asked, hold
-from verify.campaign.edge_cases import edge_cases
+from verify.campaign.covering import covering
+from verify.campaign.edge_cases import edge_cases, leads
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
 from verify.cell.discovery import Unloadable
@@ -35,6 +36,14 @@ def test_is_within_its_bounds_and_contract(
 def test_fills_its_coverage_bins(target: Target, judge: Judge) -> None:
     """Every edge that the support allows is visited, however few random problems there are."""
     for problem in edge_cases(target):
+        hold(judge, target, problem)
+
+
+@pytest.mark.long(20)
+@pytest.mark.covers(profiles=("gpu", "nightly"))
+def test_meets_every_pair_of_levels(target: Target, judge: Judge) -> None:
+    """Any two levels of two factors that a problem of the support can have, some case has."""
+    for problem in covering(target, edge_cases(target)) if leads(target) else ():
         hold(judge, target, problem)
 
 

@@ -17,7 +17,7 @@ from verify.problem.coverage import bins_reachable, coverage_bins, square_only
 from verify.problem.lengths import raised
 from verify.problem.refusal import fewest_heads, inside, plainest
 from verify.problem.sampling import draws
-from verify.variant import Config, Declaration, Support
+from verify.variant import Support
 
 _ROUND = 300  # draws; a millisecond each
 _ROUNDS = 5
@@ -39,7 +39,7 @@ def edge_cases(target: Target) -> list[Problem]:
     and the report says so.  Only the config with the smallest key tiles gets all of these; the
     others get `partial_tiles`.
     """
-    if target.config != _finest(target.declaration):
+    if not leads(target):
         return partial_tiles(target)
     cases: dict[str, Problem] = {}
     for number in range(_ROUNDS):
@@ -66,9 +66,10 @@ def drawn(target: Target, count: int, number: int) -> list[Problem]:
     return [problem.but(dtype=target.dtype) for problem in _drawn[key]]
 
 
-def _finest(declaration: Declaration) -> Config:
-    """The config with the smallest key tiles, of which short problems have the most."""
-    return min(declaration.configs, key=lambda config: config.block_n or 64)
+def leads(target: Target) -> bool:
+    """Whether its config has the smallest key tiles, of which short problems have the most."""
+    finest = min(target.declaration.configs, key=lambda config: config.block_n or 64)
+    return target.config == finest
 
 
 def partial_tiles(target: Target) -> list[Problem]:

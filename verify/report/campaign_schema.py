@@ -52,6 +52,18 @@ class AccuracyReport(TypedDict):
     best99: Number
 
 
+class PairsReport(TypedDict):
+    """Which levels of two factors met in a judged case, of whatever variant
+    (`verify.problem.factors`).
+
+    met: pairs of levels that did.  never: those of levels that occur, each of another factor, which
+    did not, by their names; some exclude each other.
+    """
+
+    met: Integer
+    never: list[str]
+
+
 class PowerReport(TypedDict):
     """The smallest fault of one class that the counted cases of one (variant, dtype) would have
     convicted (docs/power.md).
