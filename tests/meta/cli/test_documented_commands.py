@@ -160,6 +160,7 @@ RUNS = {
     "tox -e sanitizer": ci("without_device tox -e sanitizer"),
     "tox -e sanitizer-full": ci("without_device tox -e sanitizer-full"),
     "tox -e lint": ci("tox -e lint"),
+    "tox -e docs": ci("tox --current-env -e docs"),
     "tox -e gpu --current-env": ci("tox --current-env -e gpu"),
     "tox -e sanitizer --current-env": ci("tox --current-env -e sanitizer"),
     "pip install": wheel('"-m", "pip", "install"'),
