@@ -50,6 +50,15 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
+        "Reference",
+        (
+            "docs/reference/commands.md",
+            "docs/reference/python.md",
+            "docs/reference/environment.md",
+            "docs/reference/files.md",
+        ),
+    ),
+    (
         "How it judges",
         (
             "docs/oracles.md",

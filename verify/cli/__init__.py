@@ -40,10 +40,6 @@ def app() -> None:
 
     Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is
     incomplete.
-
-    Environment: VERIFY_DEADLINE, VERIFY_BUILD_DEADLINE, VERIFY_LIFE_MEMORY, VERIFY_CONFINE,
-    VERIFY_WRITABLE, VERIFY_SEARCH_SECONDS, VERIFY_SHRINK_SECONDS, VERIFY_CUDA_CACHE,
-    VERIFY_BOOTSTRAP, VERIFY_WITH, VERIFY_COMPUTE_SANITIZER; see docs/command-line.md.
     """
     try:
         settings.check()
@@ -89,6 +85,10 @@ for _command in (
     tools.oracles,
 ):
     app.add_command(_command)
+
+
+_names = ", ".join(setting.name for setting in settings.SETTINGS)
+app.help = f"{app.help}\n\nEnvironment: {_names}; see docs/command-line.md."
 
 
 def main() -> int:

@@ -105,7 +105,13 @@ def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_j
 @click.command()
 @options.kernels
 @click.option(
-    "--tool", "tools", multiple=True, type=click.Choice(_TOOLS), default=_TOOLS, show_default=True
+    "--tool",
+    "tools",
+    multiple=True,
+    type=click.Choice(_TOOLS),
+    default=_TOOLS,
+    show_default=True,
+    help="Only this tool; repeat it for several.",
 )
 @click.option(
     "--variant",
