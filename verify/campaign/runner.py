@@ -233,8 +233,10 @@ def _status(returncode: int, request: RunRequest, output: str, console: Console)
             raise RunnerError(_unwritable(request, refused[1]))
         say(console, f"verify: {_unwritable(request, refused[1])}")
     if evidence is None or not evidence.verdicts:
-        console.print(output.strip()[-4000:], markup=False, highlight=False)
-        for line in () if evidence is None else _not_run(evidence):
+        not_run = [] if evidence is None else _not_run(evidence)
+        if not not_run or returncode != _PYTEST_NOTHING:
+            console.print(output.strip()[-4000:], markup=False, highlight=False)
+        for line in not_run:
             console.print(line, markup=False, highlight=False)
         console.print("nothing was judged", style="bold red")
         return INFRASTRUCTURE
