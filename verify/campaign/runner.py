@@ -254,13 +254,19 @@ def _status(returncode: int, request: RunRequest, output: str, console: Console)
 
 
 def _not_run(evidence: Evidence) -> list[str]:
-    """A line for each variant that was not run, with the reason and with what was compiled."""
+    """A line for each variant that was not run, with the reason and with what was compiled; and
+    for each that could not be compiled."""
     compiled = Counter(built.variant for built in evidence.builds if built.resources)
     lines = {
         f"not run: {entry.variant}: {entry.reason}"
         + (f" (builds that compile: {count})" if (count := compiled[entry.variant]) else "")
         for entry in evidence.not_run
         if not entry.dtype
+    }
+    lines |= {
+        f"not compiled: {entry.variant}: {entry.reason.strip()}"
+        for entry in evidence.not_run
+        if entry.dtype == "(builds)" and not compiled[entry.variant]
     }
     return sorted(lines)
 
