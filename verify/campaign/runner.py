@@ -237,7 +237,7 @@ def _status(returncode: int, request: RunRequest, output: str, console: Console)
         if not not_run or returncode != _PYTEST_NOTHING:
             console.print(output.strip()[-4000:], markup=False, highlight=False)
         for line in not_run:
-            console.print(line, markup=False, highlight=False)
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
         console.print("nothing was judged", style="bold red")
         return INFRASTRUCTURE
     changed = judge_changed(evidence)

@@ -136,6 +136,7 @@ RUNS = {
         "test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'
     ),
     "verify profile": of("test_profiling", "test_the_command_is_told_its_options", '"profile"'),
+    "verify setup": of("test_extras", "set_up", '"setup", "cute"'),
     "verify test": ci("python3 -m verify test --profile ci"),
     "verify test --profile": ci("python3 -m verify test --profile ci"),
     "verify test --thorough": of(

@@ -220,7 +220,7 @@ class TestPictures:
 
 
 class TestSetUp:
-    def run(self, monkeypatch: pytest.MonkeyPatch, status: int) -> tuple[int, list[list[str]]]:
+    def set_up(self, monkeypatch: pytest.MonkeyPatch, status: int) -> tuple[int, list[list[str]]]:
         commands: list[list[str]] = []
 
         def run(words: list[str], check: bool) -> subprocess.CompletedProcess[str]:
@@ -233,7 +233,7 @@ class TestSetUp:
     def test_headers_come_without_the_dependencies_of_cutlass(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        status, commands = self.run(monkeypatch, 0)
+        status, commands = self.set_up(monkeypatch, 0)
         assert status == CLEAN
         cuda, cutlass = commands
         assert all(words[:4] == [sys.executable, "-m", "pip", "install"] for words in commands)
@@ -246,7 +246,7 @@ class TestSetUp:
     def test_a_failing_installation_is_infrastructure(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        status, commands = self.run(monkeypatch, 1)
+        status, commands = self.set_up(monkeypatch, 1)
         assert status == INFRASTRUCTURE
         assert len(commands) == 1
 
@@ -254,6 +254,6 @@ class TestSetUp:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         absent(monkeypatch, "pip")
-        status, commands = self.run(monkeypatch, 0)
+        status, commands = self.set_up(monkeypatch, 0)
         assert (status, commands) == (INFRASTRUCTURE, [])
         assert "without its dependencies, nvidia-cutlass" in capsys.readouterr().err
