@@ -44,7 +44,7 @@ class Sdist(sdist):
     """sdist, whose archive says nothing of the machine: no owner, no order of a directory, and one
     time for all files, SOURCE_DATE_EPOCH if it is set."""
 
-    def make_archive(self, base_name, format, root_dir=None, base_dir=None, **_):  # noqa: A002
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, **_):
         """Write `base_name`.tar.gz of a folder; returns its path."""
         if format != "gztar":
             raise ValueError(f"--formats: {format!r} is not gztar")

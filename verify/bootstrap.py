@@ -33,7 +33,7 @@ def groups() -> dict[str, list[str]]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         listed = tomllib.load(file)
     project = listed["project"]
-    extras = project["optional-dependencies"]
+    extras = project.get("optional-dependencies", {})
     return {"": project["dependencies"], **extras, **listed["dependency-groups"]}
 
 
