@@ -23,6 +23,7 @@ BUNDLED = (
     "tests/properties",
     "tests/planted",
     "conftest.py",
+    "constraints.txt",
     "pyproject.toml",
 )
 

@@ -158,8 +158,7 @@ def _pip(python: str) -> list[str]:
         "--disable-pip-version-check",
         "--no-compile",
     ]
-    pinned = ROOT / "constraints.txt"  # which a wheel does not hold
-    return [*words, "--constraint", str(pinned)] if pinned.is_file() else words
+    return [*words, "--constraint", str(ROOT / "constraints.txt")]
 
 
 def _installed(requirement: str) -> bool:
