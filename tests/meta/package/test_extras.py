@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.site.links import check_site
 from tests.harness.fake_campaign import evidence
 from tests.harness.finished_runs import PLAIN, command
 from verify import bootstrap
@@ -195,6 +196,7 @@ class TestPictures:
             for name in ("with", "without")
         )
         assert "matplotlib" not in drawn.partition("<h2")[2]
+        assert check_site(tmp_path / "with") == check_site(tmp_path / "without") == []
         assert "<svg" not in left_out
         assert "could not be drawn: matplotlib is not installed: pip install" in left_out
         for name in ("report.json", "report.md"):
