@@ -30,15 +30,10 @@ if _WORKER:  # this process must not outlive the one that started it
 
 
 def _pin_gpu(worker: str) -> None:
-    """Assign the GPUs of CUDA_VISIBLE_DEVICES (or all GPUs) to the workers in turn, before CUDA
-    starts: a worker's own comes first, and it sees the others behind it."""
-    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not worker.startswith("gw"):
-        return
-    devices = device.gpus() if mask is None else mask.split(",")
-    if len(devices) > 1:
-        own = devices.pop(int(worker[2:]) % len(devices))
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([own, *devices])
+    """Assign the GPUs to the workers in turn, before CUDA starts."""
+    mask = device.gpus_for(worker)
+    if mask is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = mask
 
 
 _pin_gpu(_WORKER)

@@ -310,6 +310,9 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
         for failure in () if run.files and discovered.unusable else discovered.failures:
             for record in _unloadable(failure):
                 recorder.write(record)
+        for file in discovered.unmet:
+            recorder.write(_unknown(file))
+            recorder.write(NotRun(variant=file.ref, reason=file.message))
 
 
 def _outside_files() -> dict[str, str]:
@@ -359,18 +362,22 @@ def _entry(declaration: Declaration) -> VariantEntry:
     )
 
 
-def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:
-    entry = VariantEntry(
-        ref=failure.ref,
-        name=failure.ref,
+def _unknown(file: Unloadable) -> VariantEntry:
+    """What stands for the variants of a file that was not loaded."""
+    return VariantEntry(
+        ref=file.ref,
+        name=file.ref,
         family="unknown",
-        path=failure.ref,
+        path=file.ref,
         source_hash="",
         configs=(),
         support={},
         numerics={},
         contract={},
     )
+
+
+def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:
     finding = Finding(
         oracle="loading",
         message=f"does not load: {failure.message}",
@@ -388,4 +395,4 @@ def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:
         problem="-",
         finding=finding,
     )
-    return [entry, verdict]
+    return [_unknown(failure), verdict]

@@ -233,9 +233,11 @@ def _status(returncode: int, request: RunRequest, output: str, console: Console)
             raise RunnerError(_unwritable(request, refused[1]))
         say(console, f"verify: {_unwritable(request, refused[1])}")
     if evidence is None or not evidence.verdicts:
-        console.print(output.strip()[-4000:], markup=False, highlight=False)
-        for line in () if evidence is None else _not_run(evidence):
-            console.print(line, markup=False, highlight=False)
+        not_run = [] if evidence is None else _not_run(evidence)
+        if not not_run or returncode != _PYTEST_NOTHING:
+            console.print(output.strip()[-4000:], markup=False, highlight=False)
+        for line in not_run:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
         console.print("nothing was judged", style="bold red")
         return INFRASTRUCTURE
     changed = judge_changed(evidence)
@@ -252,13 +254,19 @@ def _status(returncode: int, request: RunRequest, output: str, console: Console)
 
 
 def _not_run(evidence: Evidence) -> list[str]:
-    """A line for each variant that was not run, with the reason and with what was compiled."""
+    """A line for each variant that was not run, with the reason and with what was compiled; and
+    for each that could not be compiled."""
     compiled = Counter(built.variant for built in evidence.builds if built.resources)
     lines = {
         f"not run: {entry.variant}: {entry.reason}"
         + (f" (builds that compile: {count})" if (count := compiled[entry.variant]) else "")
         for entry in evidence.not_run
         if not entry.dtype
+    }
+    lines |= {
+        f"not compiled: {entry.variant}: {entry.reason.strip()}"
+        for entry in evidence.not_run
+        if entry.dtype == "(builds)" and not compiled[entry.variant]
     }
     return sorted(lines)
 

@@ -136,6 +136,7 @@ RUNS = {
         "test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'
     ),
     "verify profile": of("test_profiling", "test_the_command_is_told_its_options", '"profile"'),
+    "verify setup": of("test_extras", "set_up", '"setup", "cute"'),
     "verify test": ci("python3 -m verify test --profile ci"),
     "verify test --profile": ci("python3 -m verify test --profile ci"),
     "verify test --thorough": of(
@@ -160,6 +161,7 @@ RUNS = {
     "tox -e sanitizer": ci("without_device tox -e sanitizer"),
     "tox -e sanitizer-full": ci("without_device tox -e sanitizer-full"),
     "tox -e lint": ci("tox -e lint"),
+    "tox -e docs": ci("tox --current-env -e docs"),
     "tox -e gpu --current-env": ci("tox --current-env -e gpu"),
     "tox -e sanitizer --current-env": ci("tox --current-env -e sanitizer"),
     "pip install": wheel('"-m", "pip", "install"'),
