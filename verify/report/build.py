@@ -14,7 +14,16 @@ from verify.brief import counted
 from verify.evidence import INAPPLICABLE, Begin, Evidence, VariantEntry, Verdict
 from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 from verify.evidence.known_failures import Xfails
-from verify.report import contract, merged_runs, pooled, power, ranking, resources, statistics
+from verify.report import (
+    contract,
+    kept_scores,
+    merged_runs,
+    pooled,
+    power,
+    ranking,
+    resources,
+    statistics,
+)
 from verify.report.failures import _failing
 from verify.report.merged_runs import several
 from verify.report.schema import (
@@ -288,7 +297,7 @@ def _dtype(
         reasons = [
             n.reason for n in evidence.not_run if n.variant == entry.ref and n.dtype in ("", dtype)
         ] or reasons
-    return {
+    found: DTypeReport = {
         "dtype": dtype,
         "status": _status(any(v.outcome == "fail" for v in verdicts), reasons, True),
         "reasons": reasons,
@@ -306,6 +315,9 @@ def _dtype(
         "seconds": statistics.timings(judged),
         "samples": statistics.samples(measured),
     }
+    if scores := kept_scores.scores(verdicts):
+        found["scores"] = scores
+    return found
 
 
 def _bins(judged: Iterable[Verdict]) -> Counter[str]:

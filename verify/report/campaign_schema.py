@@ -52,6 +52,21 @@ class AccuracyReport(TypedDict):
     best99: Number
 
 
+class ScoresReport(TypedDict):
+    """What the oracle `kept_scores` saw of the scores of a plain function in one dtype.
+
+    cases: asked ones; rounded: those beyond the sharper bounds in which a second launch shows that
+    scores are rounded; undecided: those beyond them without such a launch.  r, case: of the worst
+    undecided one; missing where there is none.
+    """
+
+    cases: Integer
+    rounded: Integer
+    undecided: Integer
+    r: NotRequired[Number]
+    case: NotRequired[str]
+
+
 class PowerReport(TypedDict):
     """The smallest fault of one class that the counted cases of one (variant, dtype) would have
     convicted (docs/power.md).

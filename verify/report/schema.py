@@ -11,7 +11,12 @@ from __future__ import annotations
 from typing import Final, Literal, NotRequired, TypedDict
 
 from verify.evidence.strict_json import Free, Integer, Number, NumberOrText
-from verify.report.campaign_schema import AccuracyReport, PoolReport, PowerReport
+from verify.report.campaign_schema import (
+    AccuracyReport,
+    PoolReport,
+    PowerReport,
+    ScoresReport,
+)
 
 SCHEMA_VERSION: Final = 3
 
@@ -121,7 +126,7 @@ class DTypeReport(TypedDict):
     that judged them.
 
     `reasons` say why it is not green.  bins: cases per coverage bin.  tensors, samples: by name out
-    of TENSORS; no samples of the LSE, which no plot shows.
+    of TENSORS; no samples of the LSE, which no plot shows.  scores: of a plain function.
     """
 
     dtype: str
@@ -140,6 +145,7 @@ class DTypeReport(TypedDict):
     bound_ratio: Distribution | None
     seconds: dict[str, Timing]
     samples: dict[str, list[Sample]]
+    scores: NotRequired[ScoresReport]
 
 
 class Failure(TypedDict):
