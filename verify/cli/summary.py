@@ -124,7 +124,7 @@ def conclude(
     """Run a campaign with `judge`, print its results, and return the exit code.
 
     where: the folder of its report, if it is not the usual one.  complete: whether an incomplete
-    campaign is an error.  strict: whether a lenient or narrow declaration fails.  files: what to
+    campaign is an error.  strict: whether a grave state (`verify.report.states`) fails.  files: what to
     write for other programs.
     """
     try:

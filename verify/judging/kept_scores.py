@@ -170,14 +170,21 @@ class Telling:
 
 def later_roundings(block: RowBlock, output: DType) -> Tensor:
     """What is lost of O, at most, if besides P and O everything behind the scores is rounded to
-    that 16-bit format: the exponents, P once more, the row sum, and sums of P V twice; (heads,
-    rows, head_dim_v), fp64."""
+    that 16-bit format: the exponents S - m, P once more, the row sum, and sums of P V twice;
+    (heads, rows, head_dim_v), fp64.
+
+    It takes (rows, keys, head_dim_v) elements of memory.
+    """
     u, places = output.unit_roundoff, 4 * output.smallest_subnormal
-    p, v, out = block.probabilities, block.values.abs(), block.out.abs()
     depth = torch.where(block.visible, block.row_max[..., None] - block.scores, 0.0)
-    weighted = p * depth.nan_to_num(nan=0.0, posinf=0.0)
-    lost = torch.bmm(weighted + 3 * p, v) + out * (weighted.sum(-1, keepdim=True) + 2)
-    return u * lost + places * (block.visible.double() @ v + 1)
+    # weights that change by a factor, and are divided by their sum, move O by P |V - O| each
+    moved = block.probabilities * depth.nan_to_num(nan=0.0, posinf=0.0)
+    v, out = block.values, block.out
+    lost = 3 * torch.bmm(block.probabilities, v.abs()) + 2 * out.abs()
+    for head, weights in enumerate(moved):
+        apart = (v[head] - out[head, :, None]).abs_()
+        lost[head] += torch.einsum("rk,rkd->rd", weights, apart)
+    return u * lost + places * (torch.bmm(block.visible.double(), v.abs()) + 1)
 
 
 def _mantissas(source: Source, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -55,6 +55,7 @@ WITHIN = "within"  # no element is beyond the sharper bounds
 ROUNDED = "rounded"  # some is, and the second launch shows a rounding, or an error that looks so
 UNDECIDED = "undecided"  # some is, and no second launch can tell
 _ROWS = 16
+_ELEMENTS = 1 << 24  # of the largest tensor of `_later`
 
 
 def judge(trial: Trial) -> Ruling:
@@ -68,11 +69,11 @@ def judge(trial: Trial) -> Ruling:
     if not _compared(trial, got, trial.truth).worst <= 1:
         return Ruling()  # oracle `bound` convicts it
     out = _compared(trial, got, truth)
-    measures = {"kept_r_out": out.worst}
+    measures = {"sharper_out": out.worst}
     worst = out.worst
     if trial.first.lse is not None:
-        measures["kept_r_lse"] = _of_lse(trial, trial.first.lse, truth)
-        worst = max(worst, measures["kept_r_lse"])
+        measures["sharper_lse"] = _of_lse(trial, trial.first.lse, truth)
+        worst = max(worst, measures["sharper_lse"])
     if worst <= 1:
         return Ruling(measures=measures, observed={"scores": WITHIN})
     telling = Telling.of(trial.problem)
@@ -85,7 +86,7 @@ def judge(trial: Trial) -> Ruling:
     observed = {"scores": UNDECIDED}
     if not certain or out.worst <= 1:
         return Ruling(measures=measures, observed=observed)
-    wide = replace(truth, out_bound=truth.out_bound + _later(trial))
+    wide = replace(truth, out_bound=truth.out_bound + _later(trial, out.ratio))
     again = checked(trial, trial.run("again", inputs=trial.inputs))
     finding = None
     for launch in (again, trial.first):
@@ -120,11 +121,17 @@ def _of_lse(trial: Trial, raw: Tensor, truth: Truth) -> float:
     return float(torch.where(truth.empty, 0.0, ratio).max())
 
 
-def _later(trial: Trial) -> Tensor:
-    """What roundings behind the scores can add to an error of O."""
-    found = torch.zeros_like(trial.truth.out)
-    for block in row_blocks(*trial.expanded, trial.problem.attention):
-        found.flatten(0, 1)[block.index] = later_roundings(block, trial.problem.format_out)
+def _later(trial: Trial, ratio: Tensor) -> Tensor:
+    """What roundings behind the scores can add to an error of O, in the rows with the largest r;
+    infinite in the others, so that memory does not grow with seqlen_q."""
+    p = trial.problem
+    count = max(_ELEMENTS // (max(p.seqlen_kv, 1) * p.head_dim_v), 1)
+    rows = ratio.amax((0, 1, 3)).topk(min(count, p.seqlen_q)).indices.sort().values
+    part = torch.zeros(*p.shape_out[:2], len(rows), p.head_dim_v, dtype=torch.float64)
+    for block in row_blocks(*trial.expanded, p.attention, rows=rows):
+        part.flatten(0, 1)[block.index] = later_roundings(block, p.format_out)
+    found = torch.full(p.shape_out, torch.inf, dtype=torch.float64)
+    found[:, :, rows] = part
     return found
 
 

@@ -34,7 +34,7 @@ def scores(verdicts: Iterable[Verdict]) -> ScoresReport | None:
 
 
 def _ratio(verdict: Verdict) -> float:
-    return max(verdict.measures.get(f"kept_r_{name}", 0.0) for name in ("out", "lse"))
+    return max(verdict.measures.get(f"sharper_{name}", 0.0) for name in ("out", "lse"))
 
 
 def judged_as(variant: VariantReport) -> str:
