@@ -23,6 +23,8 @@ FAULTS: Mapping[str, str] = {
     "dk": "dK (1 + e)",
     "dv": "dV (1 + e)",
     "read_lse": "LSE + e, as the backward reads it",
+    "delta": "delta (1 + e)",
+    "ds_pair": "the dS of a pair of weight e lost",
 }
 """Classes of faults, in the order of every table, and what e is in each."""
 
