@@ -14,11 +14,14 @@ from torch import Tensor
 from tests.harness.emulation_backward import emulate
 from tests.harness.fake_trials import OK, trial_of
 from tests.harness.honest_backwards import HALF
+from tests.harness.reference_kernel import Hand, faulty, tried_by
+from tests.properties import tier
 from verify.judging.findings import Ruling
 from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.oracles import bound
 from verify.problem import Problem
+from verify.problem.distributions import ordinary
 from verify.statistics import power
 from verify.variant import Contract
 
@@ -302,3 +305,30 @@ def test_certificates_of_pairs_that_are_too_good_are_noticed(
     """A twentieth of the true strength is within the bound."""
     name = "power_delta" if change is of_delta else "power_ds_pair"
     assert not by_bound(change(backward({}).measures[name] / 20))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("distribution", tier.thorough(ordinary(), keep=3))
+def test_certificates_of_pairs_hold_in_every_distribution(distribution: str, dtype: str) -> None:
+    """With FlashAttention-2's backward, and faults up to twenty times as large."""
+    case = Problem.parse(f"hq=2,hkv=2,sq=48,skv=80,d=64,dtype={dtype},seed=5")
+    case = case.but(distribution=distribution)
+    right = tried_by(Hand(), case, "backward")
+    measures = bound.judge_backward(right).measures
+    weights, *_ = parts(right)
+    for factor in (1.3, 5.0, 20.0, -1.3):
+        e = factor * measures.get("power_delta", 1.0)
+        if abs(e) <= 1:
+            assert fails(faulty(delta=lambda delta, e=e: delta * (1 + e)), case), factor
+        e = factor * measures.get("power_ds_pair", 1.0)
+        if 0 < e <= 1:
+            at = weights.masked_fill(weights > e, -1.0).argmax(-1, keepdim=True)
+            kept = torch.ones_like(weights).scatter(-1, at, (weights.gather(-1, at) > e).double())
+            kept = kept.float()
+            assert fails(faulty(dscores=lambda ds, kept=kept: ds * kept), case), factor
+
+
+def fails(kernel: Hand, case: Problem) -> bool:
+    """Whether the element bound convicts it."""
+    finding = bound.judge_backward(tried_by(kernel, case, "backward")).finding
+    return finding is not None and "is off by" in finding.message
