@@ -19,8 +19,9 @@ from torch import Tensor
 from tests.faults.rivals import GRADIENTS, RIVALS, Asked, Rival, Tensors, _dense, _eager
 from verify.problem import Problem
 
-FORWARD = ("scale", "exponent", "lse", "key", "out", "element")
-BACKWARD = ("dq", "dk", "dv", "read_lse", "delta", "ds_pair")
+FORWARD = ("scale", "exponent", "lse", "key", "out", "element", "noise")
+BACKWARD = ("dq", "dk", "dv", "read_lse", "delta", "ds_pair", "ds_noise")
+NOISE = {"noise": 7.0, "ds_noise": 7.0}  # log2 of the largest strength that is tried
 ONE_SIGN = ("key", "ds_pair")
 DTYPES = ("float16", "bfloat16")
 MODULE = Path(__file__).parents[2] / "verify" / "report" / "rival_power.py"
@@ -42,7 +43,8 @@ def emulated(p: Problem, given: Tensors, fault: str = "", e: float = 0.0) -> dic
     if fault == "key":
         weights = weights * ~_one(weights / total, e)
         total = torch.where(empty, 1.0, weights.sum(-1, keepdim=True))
-    out = (weights.to(dtype).float() @ v) / total
+    rounded = noisier(weights.to(dtype).float(), p, e * (fault == "noise"))
+    out = (rounded @ v) / total
     if fault == "out":
         out = out * (1 + e)
     if fault == "element":
@@ -54,6 +56,15 @@ def emulated(p: Problem, given: Tensors, fault: str = "", e: float = 0.0) -> dic
     if fault in FORWARD:  # gradients are those of a right backward
         return found
     return found | _backward(p, given, (q, k, v, scores), found, fault, e)
+
+
+def noisier(x: Tensor, p: Problem, e: float) -> Tensor:
+    """With a further error, uniform within e half places of each number in the inputs' dtype."""
+    if not e:
+        return x
+    half = torch.exp2(torch.frexp(x)[1].float() - p.format.precision - 1)
+    draw = torch.rand(x.shape, generator=torch.Generator().manual_seed(7))
+    return torch.where(x == 0, x, x + e * half * (2 * draw - 1))
 
 
 def _one(share: Tensor, most: float) -> Tensor:
@@ -81,6 +92,7 @@ def _backward(
     ds = (weights * (dout @ v.mT - delta)).to(dtype).float()
     if fault == "ds_pair":
         ds = ds * ~_one(weights, e)
+    ds = noisier(ds, p, e * (fault == "ds_noise"))
     dq, dk, dv = ds @ k * p.scale, ds.mT @ q * p.scale, weights.to(dtype).float().mT @ dout
     by_head = p.batch, p.heads_kv, p.group
     dk, dv = (x.view(*by_head, *x.shape[2:]).sum(2) for x in (dk, dv))
@@ -111,7 +123,8 @@ def accepted(rival: Rival, one: Asked, got: Tensors) -> bool:
 
 
 def strength(rival: Rival, problems: list[Asked], fault: str) -> float | None:
-    """The smallest e that is caught under both signs, within a tenth; None if none up to 1 is."""
+    """The smallest e that is caught under both signs, within a tenth; None if none up to 1
+    (of NOISE up to its largest) is."""
     signs = (1,) if fault in ONE_SIGN else (1, -1)
 
     def caught(e: float) -> bool:
@@ -123,8 +136,8 @@ def strength(rival: Rival, problems: list[Asked], fault: str) -> float | None:
             for sign in signs
         )
 
-    low, high = -14.0, 0.0
-    if not problems or not caught(1.0):
+    low, high = -14.0, NOISE.get(fault, 0.0)
+    if not problems or not caught(2.0**high):
         return None
     while high - low > 0.14:
         middle = (low + high) / 2

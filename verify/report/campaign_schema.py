@@ -72,7 +72,8 @@ class PowerReport(TypedDict):
     convicted (docs/power.md).
 
     fault: a class of `verify.report.power.FAULTS`.  strength: the least of `cases` passing cases;
-    case: the one that says it; replay: its command where it needs more than the id.  tutorial,
+    case: the one that says it, of noise the verdict of statistics on all of them; replay: its
+    command where it needs more than the id.  tutorial,
     close: what the rules of Triton's tutorial and of torch.testing.assert_close need on the same
     cases; None where there is no closed form.
     """
