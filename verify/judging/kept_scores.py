@@ -2,11 +2,12 @@
 
 Such a function may round operands and scores to the inputs' format (`verify.cell.plain_functions`),
 and its bounds allow for that.  `keeping` is the same arithmetic without this freedom.  An error
-beyond the bounds of `keeping` has two explanations: these roundings, or a fault.  A second launch
-tells them apart.  It differs from the judged one in the values of q, k and v alone: lengths, heads,
-dtype, memory, mask and scale are the same, and a kernel chooses its arithmetic by these.  Its
-values (`Telling`) show every one of the roundings, and hide errors that are in proportion to the
-differences of scores, such as a wrong scale.
+beyond the bounds of `keeping` comes from these roundings, from others behind the scores
+(`later_roundings` bounds them), or from a fault.  A second launch tells whether scores are rounded.
+It differs from the judged one in the values of q, k and v alone: lengths, heads, dtype, memory,
+mask and scale are the same, and a kernel chooses its arithmetic by these.  Its values (`Telling`)
+show every one of the roundings, and hide errors that are in proportion to the differences of
+scores, such as a wrong scale.
 """
 
 from __future__ import annotations

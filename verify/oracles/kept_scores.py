@@ -87,7 +87,7 @@ def judge(trial: Trial) -> Ruling:
     if not certain or out.worst <= 1:
         return Ruling(measures=measures, observed=observed)
     wide = replace(truth, out_bound=truth.out_bound + _later(trial, out.ratio))
-    again = checked(trial, trial.run("again", inputs=trial.inputs))
+    again = checked(trial, trial.run("after telling", inputs=trial.inputs))
     finding = None
     for launch in (again, trial.first):
         got = result(launch)
