@@ -200,7 +200,9 @@ exit_first = click.option(
     "--exitfirst", "-x", "exit_first", is_flag=True, help="Stop at the first failing verdict."
 )
 strict = click.option(
-    "--strict", is_flag=True, help="Exit with 1 where a declaration is lenient or narrow."
+    "--strict",
+    is_flag=True,
+    help="Exit with 1 where a variant is lenient, narrow or unexplained.",
 )
 
 

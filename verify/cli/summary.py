@@ -124,8 +124,8 @@ def conclude(
     """Run a campaign with `judge`, print its results, and return the exit code.
 
     where: the folder of its report, if it is not the usual one.  complete: whether an incomplete
-    campaign is an error.  strict: whether a lenient or narrow declaration fails.  files: what to
-    write for other programs.
+    campaign is an error.  strict: whether a grave state (`verify.report.states`) fails.  files:
+    what to write for other programs.
     """
     try:
         status = judge()

@@ -30,7 +30,8 @@ from verify.judging.trial import Trial
 from verify.oracles import Oracle
 from verify.statistics.forward import forward_measures
 from verify.statistics.gradients import gradient_measures
-from verify.statistics.power import forward_power, gradient_power
+from verify.statistics.power import forward_power
+from verify.statistics.power_gradients import gradient_power
 
 
 def judge(trial: Trial) -> Ruling:

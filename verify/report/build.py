@@ -16,6 +16,7 @@ from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 from verify.evidence.known_failures import Xfails
 from verify.report import (
     contract,
+    kept_scores,
     merged_runs,
     pairs,
     pooled,
@@ -298,7 +299,7 @@ def _dtype(
         reasons = [
             n.reason for n in evidence.not_run if n.variant == entry.ref and n.dtype in ("", dtype)
         ] or reasons
-    return {
+    found: DTypeReport = {
         "dtype": dtype,
         "status": _status(any(v.outcome == "fail" for v in verdicts), reasons, True),
         "reasons": reasons,
@@ -317,6 +318,9 @@ def _dtype(
         "seconds": statistics.timings(judged),
         "samples": statistics.samples(measured),
     }
+    if scores := kept_scores.scores(verdicts):
+        found["scores"] = scores
+    return found
 
 
 def _judged(verdicts: Iterable[Verdict]) -> list[Verdict]:

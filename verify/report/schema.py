@@ -16,6 +16,7 @@ from verify.report.campaign_schema import (
     PairsReport,
     PoolReport,
     PowerReport,
+    ScoresReport,
 )
 
 SCHEMA_VERSION: Final = 3
@@ -127,7 +128,8 @@ class DTypeReport(TypedDict):
 
     `reasons` say why it is not green.  bins: cases per coverage bin.  pairs_met: pairs of levels
     that met in a case (`verify.problem.factors`); missing in reports of an earlier day.  tensors,
-    samples: by name out of TENSORS; no samples of the LSE, which no plot shows.
+    samples: by name out of TENSORS; no samples of the LSE, which no plot shows.  scores: of a plain
+    function.
     """
 
     dtype: str
@@ -147,6 +149,7 @@ class DTypeReport(TypedDict):
     bound_ratio: Distribution | None
     seconds: dict[str, Timing]
     samples: dict[str, list[Sample]]
+    scores: NotRequired[ScoresReport]
 
 
 class Failure(TypedDict):

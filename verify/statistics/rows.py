@@ -136,9 +136,9 @@ def summary(name: str, got: Tensor, want: Tensor, predicted: Prediction) -> dict
     """Sufficient statistics of the rows of one tensor, by its name; they add up over cases, workers
     and runs.
 
-    rows: how many; z2, z, toward, slack, least, share: sums over the rows of the means over a row's
-    elements of z^2, of z, of z with the sign of the exact value, of the allowance's part in z, of
-    error^2 / least, and of `share`.
+    rows: how many; z2, z, toward, slack, least, share, part: sums over the rows of the means over a
+    row's elements of z^2, of z, of z with the sign of the exact value, of the allowance's part in
+    z, of error^2 / least, of `share`, and of the part of roundings on the way in z^2.
     """
     judged = predicted.judged & predicted.suited[..., None]
     error = (got.double() - want).masked_fill(~judged, 0.0)
@@ -156,6 +156,7 @@ def summary(name: str, got: Tensor, want: Tensor, predicted: Prediction) -> dict
         "slack": predicted.allowance / size,
         "least": error * error / predicted.least,
         "share": predicted.share,
+        "part": predicted.share * predicted.least / size.square(),
     }
     stacked = torch.stack([torch.where(judged, part, 0.0).sum(-1)[used] for part in parts.values()])
     sums = (stacked / counts[used]).sum(-1).tolist()
