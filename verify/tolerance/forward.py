@@ -116,6 +116,9 @@ def _cut(block: RowBlock, heads: slice, rows: slice, keys: slice) -> RowBlock:
         query_sizes=block.query_sizes.cut(heads, rows),
         key_sizes=block.key_sizes.cut(heads),
         value_sizes=block.value_sizes.cut(heads),
+        queries=block.queries[heads, rows],
+        keys_of_heads=block.keys_of_heads[:, keys],
+        key_heads=block.key_heads[heads],
     )
 
 

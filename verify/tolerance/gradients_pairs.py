@@ -181,7 +181,8 @@ def pairs_by_key(
     step = max(size // max(heads * count, 1), 1)
     for first in range(0, keys, step):
         part = slice(first, min(first + step, keys))
-        cut = replace(block, **{name: getattr(block, name)[..., part] for name in _OF_PAIRS})
+        pairs = {name: getattr(block, name)[..., part] for name in _OF_PAIRS}
+        cut = replace(block, **pairs, keys_of_heads=block.keys_of_heads[:, part])
         at = slice(block.keys.start + part.start, block.keys.start + part.stop)
         yield at, pairs_of(problem, cut, rows, values[:, at], room)
 

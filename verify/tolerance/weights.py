@@ -14,7 +14,7 @@ from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.unit import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, farthest, relative
-from verify.tolerance.partial_sums import of_product
+from verify.tolerance.partial_sums import of_product, smaller_in_order
 from verify.tolerance.score_mods import factor_error, mod_errors, narrow_roundings, size_of
 from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss
@@ -202,11 +202,11 @@ def _score_errors(
     mod, (first, second) = mod_errors(problem, a), memory
     size = size_of(block.scaled, second)
     rounding = factor_error(problem, a)
-    by_size, by_score = (
-        part * (1 + rounding)
-        for part in of_product(a.scores, problem.head_dim, a.operand_roundings)
-    )
-    error = torch.mul(block.magnitude, by_size, out=first).add_(size, alpha=rounding + by_score)
+    by_size, by_score = of_product(a.scores, problem.head_dim, a.operand_roundings)
+    error = torch.mul(block.magnitude, by_size, out=first).add_(size, alpha=by_score)
+    if a.in_order:
+        smaller_in_order(error, block, a.scores, abs(problem.scale), a.operand_roundings)
+    error.mul_(1 + rounding).add_(size, alpha=rounding)
     # What is behind the product: the scale, unless it stood before, and descales.
     behind = abs(problem.scale) * a.operands.query * a.operands.key
     if a.scores.accumulator != "float32":
