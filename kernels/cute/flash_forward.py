@@ -69,6 +69,7 @@ from verify.variant import (
     Config,
     Contract,
     Numerics,
+    Order,
     Output,
     Products,
     RowSum,
@@ -234,6 +235,7 @@ VARIANT = Variant(
             row_sum=RowSum(lanes=4, apart=True),  # a row's columns lie in four neighbouring lanes
         ),
         output=Output(probability="input"),
+        order=Order(head_dim="ascending"),  # `multiply` takes one step of head_dim after another
     ),
     contract=Contract(
         lse="natural",

@@ -66,6 +66,7 @@ from verify.variant import (
     Config,
     Contract,
     Numerics,
+    Order,
     Output,
     Products,
     RowSum,
@@ -337,7 +338,12 @@ def variant(tiling: Tiling, configs: Sequence[Config], *, narrow: bool = False) 
     )
     return _variant(
         f"ptx-{tiling.name.replace('_', '-')}{'-f16' if narrow else ''}",
-        Numerics(products=products, softmax=SOFTMAX, output=Output(probability="input")),
+        Numerics(
+            products=products,
+            softmax=SOFTMAX,
+            output=Output(probability="input"),
+            order=Order(head_dim="ascending"),  # `multiply_keys`, 16 columns for an MMA
+        ),
         Family(
             configs=configs,
             support=replace(

@@ -44,6 +44,7 @@ from verify.oracles import groups, used_files
 from verify.problem import kind_files
 from verify.problem.case import Case, CaseError
 from verify.statistics.verdicts import GROUP
+from verify.tolerance import MODEL
 from verify.variant import Config, Declaration
 
 _ROSTER, _LOST = "roster.json", "lost.txt"
@@ -279,6 +280,7 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
                     "torch": torch.__version__,
                     "hypothesis": hypothesis.__version__,
                     "judge": judge_hash(),
+                    "bounds": MODEL,
                     "cells": confinement.state(),
                     "xfails": digest(at_start()),
                     **_outside_files(),

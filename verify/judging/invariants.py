@@ -30,7 +30,7 @@ KNOWN = (
     *("products.operands", "products.float32_products", "products.instruction"),
     *("products.prescale", "products.promotion"),
     *("softmax.scores", "softmax.exp", "softmax.scale_roundings", "softmax.softcap_tanh"),
-    *("softmax.block_n", "softmax.row_sum.lanes", "softmax.row_sum.apart"),
+    *("softmax.block_n", "softmax.row_sum.lanes", "softmax.row_sum.apart", "order.head_dim"),
     *("output.probability", "output.values", "output.probability_scale", "output.normalised"),
     *("output.split_keys", "output.division", "output.roundings"),
 )

@@ -89,6 +89,7 @@ class ForwardArithmetic:
     maximum_rows: int = 1  # that share the maximum which is subtracted
     excess: float = 0.0  # how far that may lie above the largest score, natural units
     step: float = 0.0  # the same as a part of its size
+    in_order: bool = False  # Q K^T adds its products in the order of head_dim
 
     @property
     def between_blocks(self) -> int:

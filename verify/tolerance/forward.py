@@ -24,6 +24,7 @@ from verify.arithmetic.mma import Promoted
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.averages import Values
+from verify.tolerance.partial_sums import saved
 from verify.tolerance.resolution import BEST, resolve
 from verify.tolerance.scaled_output import out_bound
 from verify.tolerance.scratch import Room, room_on
@@ -115,6 +116,9 @@ def _cut(block: RowBlock, heads: slice, rows: slice, keys: slice) -> RowBlock:
         query_sizes=block.query_sizes.cut(heads, rows),
         key_sizes=block.key_sizes.cut(heads),
         value_sizes=block.value_sizes.cut(heads),
+        queries=block.queries[heads, rows],
+        keys_of_heads=block.keys_of_heads[:, keys],
+        key_heads=block.key_heads[heads],
     )
 
 
@@ -144,20 +148,7 @@ def _bound(
     lost = _lost(block, a, w, values, full)
     if a.leads and a.normalised:  # what is flushed before the division
         lost = lost + (2 * TINY + a.vanishing) * w.growth * w.lead * w.keys * values.most
-    product = a.values.kappas(w.keys, problem.seqlen_kv)
-    # Rescales, sums of blocks, a division of P; products and sums of a merge.
-    fp32 = relative(
-        (0 if a.narrow else a.between_blocks)
-        + a.division * a.normalised
-        + (a.blocks + 2) * a.merged,
-        U,
-    )
-    if a.narrow:
-        fp32 = (1 + fp32) * (1 + relative(3 * (a.blocks + a.parts), a.narrow.unit_roundoff)) - 1
-    apart = a.row_sum == "unrounded"  # else the roundings of P are those of the weights
-    rounding = (1 + a.probability_roundoff * apart) * (1 + product) * (1 + fp32) - 1
-    if a.saturates and apart:
-        rounding = rounding + (1 - a.saturates / w.growth.sqrt()).clamp(min=0.0)
+    rounding, of_sums, fp32 = _roundings(a, w, problem)
     row_sum = -torch.expm1(-w.normaliser)
     if a.conversion is not None:
         rounding = (1 + rounding) * (1 + a.conversion.roundoff) - 1
@@ -170,6 +161,7 @@ def _bound(
         small = block.value_sizes.least < a.weighted.threshold
         lost = lost + (1 + fp32) * a.weighted.loss(w.keys, 1.0, carried, Lost(lost, alone), small)
     rounding, lost = _of_parts(a, rounding, lost, carried, values.most / (1 - row_sum))
+    lost = lost - saved(of_sums, carried, size + jacobian)
     pre = (jacobian + rounding * carried + lost + row_sum * size) / (1 - row_sum)
     exact = size + pre == 0
     last = (0 if a.normalised else a.division) + a.output_roundings
@@ -208,6 +200,26 @@ def _bound(
     return ForwardBound(
         out.masked_fill(settled, 0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf), lse
     )
+
+
+def _roundings(
+    a: ForwardArithmetic, w: Weights, problem: Problem
+) -> tuple[Tensor, Tensor | float, float]:
+    """What sum P |V| is multiplied by for the roundings of P, the product and its rescales; the
+    part of it that is relative to partial sums; and the roundings in fp32 alone."""
+    of_sizes, of_sums = a.values.splits(w.keys, problem.seqlen_kv)
+    # Rescales, sums of blocks; a division of P; products and sums of a merge.
+    between = relative(a.between_blocks, U)
+    if a.narrow:
+        between = relative(3 * (a.blocks + a.parts), a.narrow.unit_roundoff)
+    others = relative(a.division * a.normalised + (a.blocks + 2) * a.merged, U)
+    fp32 = (1 + between) * (1 + others) - 1
+    apart = a.row_sum == "unrounded"  # else the roundings of P are those of the weights
+    rounding = (1 + a.probability_roundoff * apart) * (1 + of_sizes + of_sums) * (1 + fp32) - 1
+    if a.saturates and apart:
+        rounding = rounding + (1 - a.saturates / w.growth.sqrt()).clamp(min=0.0)
+    # The parts of a merge may add up to all magnitudes.
+    return rounding, 0.0 if a.merged else (1 + of_sums) * (1 + between) - 1, fp32
 
 
 def _of_parts(

@@ -14,6 +14,7 @@ from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.unit import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, farthest, relative
+from verify.tolerance.partial_sums import of_product, smaller_in_order
 from verify.tolerance.score_mods import factor_error, mod_errors, narrow_roundings, size_of
 from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss
@@ -177,7 +178,8 @@ def loss_of(a: ForwardArithmetic) -> float:
 
 
 def product_error(a: ForwardArithmetic, problem: Problem) -> float:
-    """Error of the scaled scores by the product itself, per A: operands as rounded, then summed."""
+    """Error of the scaled scores by the product itself, per A, at most: operands as rounded, then
+    summed."""
     return (1 + a.operand_roundings) * (1 + a.scores.kappa(problem.head_dim)) - 1
 
 
@@ -200,9 +202,11 @@ def _score_errors(
     mod, (first, second) = mod_errors(problem, a), memory
     size = size_of(block.scaled, second)
     rounding = factor_error(problem, a)
-    error = torch.mul(block.magnitude, product_error(a, problem) * (1 + rounding), out=first).add_(
-        size, alpha=rounding
-    )
+    by_size, by_score = of_product(a.scores, problem.head_dim, a.operand_roundings)
+    error = torch.mul(block.magnitude, by_size, out=first).add_(size, alpha=by_score)
+    if a.in_order:
+        smaller_in_order(error, block, a.scores, abs(problem.scale), a.operand_roundings)
+    error.mul_(1 + rounding).add_(size, alpha=rounding)
     # What is behind the product: the scale, unless it stood before, and descales.
     behind = abs(problem.scale) * a.operands.query * a.operands.key
     if a.scores.accumulator != "float32":

@@ -141,12 +141,22 @@ class Output(Declared, path="numerics.output"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Order(Declared, path="numerics.order"):
+    """In which order sums are made."""
+
+    # Q K^T, along head_dim: "ascending", what one matrix instruction multiplies being neighbours,
+    # and on a GPU without one product by product; "any" for every other order
+    head_dim: str = "any"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Numerics(Declared, path="numerics"):
     """How a forward computes O and LSE."""
 
     products: Products = field(default_factory=Products)
     softmax: Softmax = field(default_factory=Softmax)
     output: Output = field(default_factory=Output)
+    order: Order = field(default_factory=Order)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -249,6 +249,7 @@ RULES: dict[str, dict[str, Check]] = {
         "division": one_of("any", *DIVISION),
         "roundings": _roundings,
     },
+    "numerics.order": {"head_dim": one_of("any", "ascending")},
     "gradients.products": {
         "operands": _kept,
         "float32_products": _products,
