@@ -185,7 +185,11 @@ class Emulation(Steps):
 
     def blocks(self, keys: int) -> Iterator[slice]:
         size = self.numerics.softmax.block_n or max(keys, 1)
-        return (slice(at, min(at + size, keys)) for at in range(0, keys, size))
+        starts = range(0, keys, size)
+        order = self.numerics.softmax.maximum.key_order
+        if order == "descending":
+            starts = starts[::-1]
+        return (slice(at, min(at + size, keys)) for at in starts)
 
     def walk(self, x: Tensor, v: Tensor, raw: bool = False) -> tuple[Tensor, Tensor]:
         """The online softmax; x in log2 units, or raw scores whose scaling is fused into the

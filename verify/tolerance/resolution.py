@@ -152,6 +152,9 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         maximum_rows=block_size(softmax.maximum.rows, config.block_m) or max(problem.seqlen_q, 1),
         excess=softmax.maximum.excess * math.log(2),
         step=softmax.maximum.step,
+        key_order=softmax.maximum.key_order,
+        block_n=block_n,
+        tile=config.block_m or 0,
     )
 
 
@@ -299,7 +302,7 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
         "softmax.maximum.lag": softmax.maximum.lag != 0,
     }
     other = next((path for path, declared in beside.items() if declared), None)
-    for name, value in leaves(replace(softmax.maximum, lag=0.0)).items():
+    for name, value in leaves(replace(softmax.maximum, lag=0.0, key_order="any")).items():
         if other and value != getattr(Maximum(), name):
             raise ValueError(
                 f"numerics.softmax.maximum.{name}: no bound is derived beside numerics.{other}"
