@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import random
 import statistics
 import sys
@@ -62,7 +63,8 @@ def _swept(kernel: Kernel, dtype: str, elements: int, climb: int) -> int:
         counted += found.known.numel()
         refused += _refused(found, problem, kernel, luck)
         single.append(found.single)
-        sharper.append(found.sharper())
+        if math.isfinite(found.sharper()):  # else nothing is asked
+            sharper.append(found.sharper())
         if best is None or found.worst > best[0]:
             best = found.worst, problem, luck
     for step in range(climb if best is not None else 0):
@@ -77,9 +79,10 @@ def _swept(kernel: Kernel, dtype: str, elements: int, climb: int) -> int:
         if found.worst > best[0]:
             best = found.worst, problem, best[2]
     assert best is not None
+    wider = statistics.median(sharper or [1.0])
     print(
         f"{kernel.name}, {dtype}: {counted} elements, {refused} refused, at most {best[0]:.4f},"
-        f" one number {statistics.median(single):.2f}, bound {statistics.median(sharper):.1f} times"
+        f" one number {statistics.median(single):.2f}, bound {wider:.1f} times"
         f" as wide; worst {best[1].name}, {best[2].value}",
         flush=True,
     )

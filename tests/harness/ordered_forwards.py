@@ -81,6 +81,7 @@ SHAPES = (
     "sq=2,skv=300,d=128,scale=0.01",
     "sq=40,skv=96,d=64,mask=causal",
     "sq=1,skv=1,d=1",
+    "sq=5,skv=0,d=16",
     "sq=4,skv=200,d=64,scale=1.0",
 )
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from verify.arithmetic.dtypes import DType
 from verify.evidence import Finding
 from verify.judging.findings import place, worst
 from verify.judging.lattice import acceptable, explained
@@ -33,8 +34,9 @@ def judge_out(trial: Trial, got: Tensor) -> tuple[Finding | None, dict[str, floa
     truth = trial.truth
     if truth.interval is None or trial.declaration.undeclared or not got.numel():
         return None, {}
-    ratio = _explained(trial, truth, got)
-    count = acceptable(truth.interval.middle, truth.interval.reach, trial.problem.format_out)
+    output = trial.problem.format_out
+    ratio = needed(truth, got, output)
+    count = acceptable(truth.interval.middle, truth.interval.reach, output)
     count = torch.where(truth.empty[..., None], 0, count)
     asked = int((count > 0).sum())
     found = {"lattice_out": float(ratio.max())}
@@ -43,7 +45,7 @@ def judge_out(trial: Trial, got: Tensor) -> tuple[Finding | None, dict[str, floa
     if found["lattice_out"] <= 1:
         return None, found
     for numerics, config in finer(trial.declaration.numerics, trial.config, trial.problem.dtype):
-        least = float(_explained(trial, trial.truth_under(numerics, config), got).max())
+        least = float(needed(trial.truth_under(numerics, config), got, output).max())
         found["lattice_out"] = min(found["lattice_out"], least)
         if least <= 1:
             return None, found
@@ -68,11 +70,12 @@ def finer(declared: Numerics, config: Config, dtype: str) -> Iterator[tuple[Nume
         yield numerics, replace(config, block_m=rows)
 
 
-def _explained(trial: Trial, truth: Truth, got: Tensor) -> Tensor:
-    """`explained` of each element, 0 in rows without a key."""
-    assert truth.interval is not None
-    span = truth.interval
-    ratio = explained(got, span.middle, span.reach, trial.problem.format_out)
+def needed(truth: Truth, got: Tensor, output: DType) -> Tensor:
+    """What each element of O needs of how far it may lie from the middle, at most 1 where it is
+    right; 0 in rows without a key, and where no order of keys is declared."""
+    if truth.interval is None:
+        return torch.zeros(got.shape, dtype=torch.float64)
+    ratio = explained(got, truth.interval.middle, truth.interval.reach, output)
     return torch.where(truth.empty[..., None], 0.0, ratio)
 
 

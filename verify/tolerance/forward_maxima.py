@@ -42,11 +42,14 @@ def maxima_of(block: RowBlock, a: ForwardArithmetic, problem: Problem, error: Te
 
 
 def block_maxima(scores: Tensor, size: int, first: int = 0) -> Tensor:
-    """The largest score of each block of `size` keys (0: all), (heads, rows, blocks).
+    """The largest score of each block of `size` keys (0: all), (heads, rows, blocks); one block at
+    least.
 
     first: the position of the first key, a multiple of `size`.
     """
     keys = scores.shape[-1]
+    if not keys:
+        return scores.new_full((*scores.shape[:-1], 1), -torch.inf)
     if not size or keys <= size:
         return scores.amax(-1, keepdim=True)
     assert first % size == 0, (first, size)
@@ -90,7 +93,7 @@ def whole_blocks(problem: Problem, a: ForwardArithmetic, block: RowBlock) -> Ten
     not known.  None of them, where every row sees the first key: their order is ascending then."""
     heads, _, keys = block.scores.shape
     size = a.block_n or max(keys, 1)
-    blocks = -(-keys // size)
+    blocks = max(-(-keys // size), 1)
     try:
         low, high = problem.mask.row_bounds(problem.batch, problem.seqlen_q, problem.seqlen_kv)
     except ValueError:
