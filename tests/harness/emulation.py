@@ -240,6 +240,18 @@ class Emulation(Steps):
         )
         return self.divide(out, total), self.log_sum(top, total, natural=raw)
 
+    def parts(self, x: Tensor) -> list[slice]:
+        """The keys of each part, some of them none."""
+        count, keys = self.numerics.softmax.maximum.parts, x.shape[-1]
+        if not count:
+            return [slice(0, keys // 2), slice(keys // 2, keys)]
+        size = self.numerics.softmax.block_n or max(keys, 1)
+        at = (x > -math.inf).flatten(0, 1).any(0).nonzero()
+        first, last = (int(at[0]) // size, int(at[-1]) // size + 1) if len(at) else (0, 0)
+        length = max(-(-(last - first) // count), 1) * size
+        starts = range(first * size, last * size, length)
+        return [slice(start, min(start + length, keys)) for start in starts] or [slice(0, 0)]
+
     def eager(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Softmax of complete rows, then one product; x in natural units."""
         top = x.amax(-1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:2], 1), -math.inf)
@@ -252,9 +264,9 @@ class Emulation(Steps):
         return out, self.log_sum(top, total, natural=True)
 
     def split(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Each half of the keys separately, merged by their LSE in fp32."""
-        half = x.shape[-1] // 2
-        parts = [self.walk(x[..., s], v[:, s]) for s in (slice(0, half), slice(half, None))]
+        """Each half of the keys, or as many parts as declared, separately, merged by their LSE in
+        fp32."""
+        parts = [self.walk(x[..., s], v[:, s]) for s in self.parts(x)]
         if self.numerics.output.split_keys == "input":
             parts = [(self.round(out, self.problem.dtype), lse) for out, lse in parts]
         logs = torch.stack([lse for _, lse in parts])

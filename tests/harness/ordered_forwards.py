@@ -61,6 +61,12 @@ HONEST = (
     ),
     ordered("sum of rounded P", row_sum_of="rounded"),
     ordered("merged halves", split_keys=True, style="split"),
+    ordered("three parts", split_keys=True, style="split", parts=3, block_n=16),
+    ordered("parts, descending", "descending", split_keys=True, style="split", parts=2),
+    ordered(
+        "parts, whole first", "whole_first", split_keys=True, style="split", parts=2, block_n=8
+    ),
+    ordered("parts in 16 bits", split_keys="input", style="split", parts=2, block_n=16),
     ordered("8-bit P", promotion=32, probability_scale=256.0, dtypes=("float8_e4m3fn",)),
     ordered("operands that are normalised", normalises=True, dtypes=("float16",)),
 )

@@ -92,6 +92,7 @@ class ForwardArithmetic:
     key_order: str = "any"  # of blocks of keys
     block_n: int = 0  # keys of one; 0: all
     tile: int = 0  # rows that share an order which depends on what they see; 0: not known
+    key_parts: int = 0  # that the blocks are dealt out to, if keys are split; 0: not known
 
     @property
     def ordered(self) -> bool:
@@ -108,7 +109,7 @@ class ForwardArithmetic:
             and self.probability.itemsize == 2
             and self.exponential.argument == self.rescale.argument == "float32"
             and self.row_sum == "unrounded"
-            and not (self.by_lse or self.merged or self.leads)
+            and not (self.by_lse or self.leads or (self.merged and not self.key_parts))
         )
 
     @property

@@ -47,7 +47,7 @@ def known_sum(
         known = _unnormalised(block, a, w, maxima, room)
         if maxima.unknown is not None:
             known = _with_unknown(block, a, w, known, (maxima.unknown, summed))
-        rescaled = w.rescaled.clamp(max=LARGE)
+        rescaled = (w.error + 2 * w.largest if a.merged else w.rescaled).clamp(max=LARGE)
     middle = torch.bmm(known.middle, values.values)
     far, common = torch.expm1(rescaled), torch.expm1(summed)
     reach = known.half.mul_(1 + far).add_(known.middle.abs_().mul_(far)).mul_(1 + common)

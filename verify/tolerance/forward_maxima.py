@@ -19,7 +19,8 @@ from verify.tolerance.arithmetic import ForwardArithmetic
 class Maxima:
     """By block of keys, fp64 (heads, rows, blocks).
 
-    used: the exact maximum of the scores so far, that P is relative to; the row's own where no key
+    used: the exact maximum of the scores so far, of its part if keys are split, that P is relative
+    to; the row's own where no key
     of the block, nor of one before, is visible.  unknown: where P can be relative to another one;
     None where it nowhere can.
     """
@@ -76,16 +77,70 @@ def scale_blocks(pairs: Tensor, factors: Tensor, size: int, out: Tensor) -> Tens
 
 def _running(own: Tensor, block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tensor | None:
     """The largest score of each block and those before it; None where that is not known."""
-    if a.key_order == "ascending" or own.shape[-1] == 1:
-        return own.cummax(-1).values
-    if a.key_order == "descending":
-        return own.flip(-1).cummax(-1).values.flip(-1)
+    if a.merged:
+        return _of_parts(own, block, a, problem)
+    if a.key_order != "whole_first" or own.shape[-1] == 1:
+        return _in_order(own, a.key_order)
     inside = whole_blocks(problem, a, block)
     if inside is None or (a.lag and bool(inside.any())):
         return None
+    return _in_order(own, a.key_order, inside)
+
+
+def _in_order(own: Tensor, order: str, inside: Tensor | None = None) -> Tensor:
+    """The running maxima of successive blocks; inside: those that come first, if any do."""
+    if order == "descending":
+        return own.flip(-1).cummax(-1).values.flip(-1)
+    if inside is None:
+        return own.cummax(-1).values
     first = own.masked_fill(~inside, -torch.inf).cummax(-1).values
     last = own.masked_fill(inside, -torch.inf).cummax(-1).values
     return torch.where(inside, first, torch.maximum(last, first[..., -1:]))
+
+
+def _of_parts(
+    own: Tensor, block: RowBlock, a: ForwardArithmetic, problem: Problem
+) -> Tensor | None:
+    """The same, where each part of the blocks has its own maximum; None unless all rows of a
+    sequence see the same blocks, and so do all tiles, whatever their rows are."""
+    bounds = _bounds(problem)
+    if bounds is None:
+        return None
+    size = a.block_n or max(own.shape[-1], problem.seqlen_kv, 1)
+    found = own.clone()
+    heads = block.index[0].start + torch.arange(len(own))
+    for batch in range(problem.batch):
+        low, high = (x[batch] for x in bounds)
+        here = (heads // problem.heads_q == batch).to(own.device)
+        seen = low < high
+        if not bool(here.any()) or not bool(seen.any()):
+            continue
+        begin, end = low[seen] // size, -(-high[seen] // size)
+        same = bool((begin == begin[0]).all() and (end == end[0]).all())
+        inside = None
+        if a.key_order == "whole_first" and bool((low[seen] > 0).any()):
+            same = bool((low == low[0]).all() and (high == high[0]).all())
+            at = torch.arange(own.shape[-1], device=own.device) * size + block.keys.start
+            inside = (at >= int(low[0])) & (at + size <= int(high[0]))
+        if not same:
+            return None
+        shift = block.keys.start // size
+        first, last = int(begin[0]) - shift, int(end[0]) - shift
+        length = max(-(-(last - first) // a.key_parts), 1)
+        for start in range(first, last, length):
+            part = slice(max(start, 0), max(min(start + length, last), 0))
+            held = None if inside is None else inside[part]
+            if part.stop > part.start:
+                found[here, :, part] = _in_order(own[here, :, part], a.key_order, held)
+    return found
+
+
+def _bounds(problem: Problem) -> tuple[Tensor, Tensor] | None:
+    """Visible keys [low, high) of every row, (batch, seqlen_q); None if they are no intervals."""
+    try:
+        return problem.mask.row_bounds(problem.batch, problem.seqlen_q, problem.seqlen_kv)
+    except ValueError:
+        return None
 
 
 def whole_blocks(problem: Problem, a: ForwardArithmetic, block: RowBlock) -> Tensor | None:
@@ -94,10 +149,10 @@ def whole_blocks(problem: Problem, a: ForwardArithmetic, block: RowBlock) -> Ten
     heads, _, keys = block.scores.shape
     size = a.block_n or max(keys, 1)
     blocks = max(-(-keys // size), 1)
-    try:
-        low, high = problem.mask.row_bounds(problem.batch, problem.seqlen_q, problem.seqlen_kv)
-    except ValueError:
+    bounds = _bounds(problem)
+    if bounds is None:
         return None
+    low, high = bounds
     if not bool((low[low < high] > 0).any()):
         return torch.zeros(1, 1, blocks, dtype=torch.bool, device=block.scores.device)
     if not a.tile:

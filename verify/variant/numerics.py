@@ -77,6 +77,10 @@ class Maximum(Declared, path="numerics.softmax.maximum"):
     # those first that all of its rows see whole, then the others, both ascending.  P is known as it
     # is rounded then.  "any" promises nothing, not even that O is rounded once
     key_order: str = "any"
+    # where keys are split among programs (output.split_keys), each with a maximum of its own: the
+    # parts that the blocks from the first to the last visible one are dealt out to, evenly and in
+    # order (0: not known; None: the config's option "split")
+    parts: int | None = 0
 
 
 @dataclass(frozen=True, kw_only=True)
