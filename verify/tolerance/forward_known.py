@@ -6,6 +6,7 @@ The derivation is docs/tolerance.md, *Known roundings*.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +16,16 @@ from references.row_blocks import RowBlock
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U
 from verify.tolerance.averages import Values
-from verify.tolerance.forward_maxima import Maxima, maxima_of, scale_blocks
-from verify.tolerance.gradients_known import Known, rounded_to
+from verify.tolerance.forward_maxima import maxima_of, scale_blocks
+from verify.tolerance.gradients_known import Known, cast_to
 from verify.tolerance.intervals import Interval
 from verify.tolerance.scratch import Room
 from verify.tolerance.weights import LARGE, Weights, loss_of
 
 _FURTHEST = 700.0  # e^-700 is nothing beside what is flushed
+# Keys of a block, and of a row, where products of blocks take little longer than one product.
+_LEAST_BLOCK = 16
+_MOST_KEYS = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,18 +44,45 @@ def known_sum(
     summed = torch.maximum(torch.log1p(w.moved), -torch.log(w.total)).clamp(max=LARGE)  # tau
     if a.normalised:
         more = summed + w.normaliser + (a.division + 1) * U
-        known = _around(a, block.probabilities, w.upper, more, room)
+        known = _cast(a, block, w, torch.ones_like(more), more, room)
         summed = rescaled = torch.zeros_like(summed)
     else:
         maxima = maxima_of(block, a, problem, w.error)
-        known = _unnormalised(block, a, w, maxima, room)
+        # What the row's sum is of p~: G.
+        distance = block.lse[..., None] - maxima.used
+        parts = torch.exp(-distance.nan_to_num(0.0, 0.0, 0.0).clamp(max=_FURTHEST))
+        known = _cast(a, block, w, parts, w.error - a.rescales, room)
         if maxima.unknown is not None:
             known = _with_unknown(block, a, w, known, (maxima.unknown, summed))
         rescaled = (w.error + 2 * w.largest if a.merged else w.rescaled).clamp(max=LARGE)
-    middle = torch.bmm(known.middle, values.values)
     far, common = torch.expm1(rescaled), torch.expm1(summed)
-    reach = known.half.mul_(1 + far).add_(known.middle.abs_().mul_(far)).mul_(1 + common)
-    return KnownSum(middle, _at_most(reach, values).addcmul_(middle.abs(), common))
+    middle, of_blocks = _summed(known.middle, values.values, a.block_n)
+    reach = known.half.mul_(1 + far)
+    if of_blocks is None:
+        reach.add_(known.middle.mul_(far))
+    moved = _at_most(reach.mul_(1 + common), values).addcmul_(middle.abs(), common)
+    if of_blocks is not None:
+        moved.addcmul_(of_blocks, far * (1 + common))
+    return KnownSum(middle, moved)
+
+
+def _summed(weights: Tensor, values: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
+    """The sum of weights times V, and the sum of the sizes of its parts from each block of `size`
+    keys (0: all); None for that where the parts would cost more than they are worth."""
+    keys = weights.shape[-1]
+    if not size or keys <= size:
+        whole = torch.bmm(weights, values)
+        return whole, whole.abs()
+    if size < _LEAST_BLOCK or keys > _MOST_KEYS:
+        return torch.bmm(weights, values), None
+    total = values.new_zeros(*weights.shape[:2], values.shape[-1])
+    sizes = torch.zeros_like(total)
+    for start in range(0, keys, size):
+        part = slice(start, start + size)
+        made = torch.bmm(weights[..., part], values[:, part])
+        total += made
+        sizes += made.abs_()
+    return total, sizes
 
 
 def _at_most(weights: Tensor, values: Values) -> Tensor:
@@ -80,27 +111,30 @@ def lattice(middle: Tensor, reach: Tensor, out: Tensor) -> Interval:
     return Interval(middle.masked_fill(unasked, 0.0), reach.masked_fill(unasked, torch.inf))
 
 
-def _around(
-    a: ForwardArithmetic, nominal: Tensor, upper: Tensor, more: Tensor | float, room: Room
+def _cast(
+    a: ForwardArithmetic,
+    block: RowBlock,
+    w: Weights,
+    parts: Tensor,
+    more: Tensor | float,
+    room: Room,
 ) -> Known:
-    """Where numbers lie after their cast that were within e^more upper - nominal of nominal."""
-    factor = more.exp() if isinstance(more, Tensor) else more
-    error = torch.mul(upper, factor, out=room.take()).sub_(nominal).clamp_(min=0.0)
-    return rounded_to(a.probability, nominal, error, room)
+    """Where P lies after its cast, which is that of P / part before, within e^more upper - P of it;
+    multiplied by the part again, and so a part of the row's sum.
 
-
-def _unnormalised(
-    block: RowBlock, a: ForwardArithmetic, w: Weights, maxima: Maxima, room: Room
-) -> Known:
-    """Of p~, relative to the maxima, as parts of the row's sum."""
-    distance = (block.lse[..., None] - maxima.used).nan_to_num(0.0, 0.0, 0.0).clamp(max=_FURTHEST)
-    part = torch.exp(-distance)  # G
-    nominal = scale_blocks(block.probabilities, 1 / part, a.block_n, room.take())
-    upper = scale_blocks(w.upper, 1 / part, a.block_n, room.take())
-    known = _around(a, nominal, upper, w.error - a.rescales, room)
-    for each in (known.middle, known.half):
-        scale_blocks(each, part, a.block_n, each)
-    return known
+    parts: (heads, rows, blocks).  Both ends are moved by what may be flushed; a masked P's, too,
+    which is nothing beside what is counted for sums.
+    """
+    factor = more.exp() if isinstance(more, Tensor) else math.exp(more)
+    high = scale_blocks(w.upper, factor / parts, a.block_n, room.take()).add_(2 * TINY)
+    low = scale_blocks(block.probabilities, 2 / parts, a.block_n, room.take()).sub_(high)
+    low.copy_(cast_to(low, a.probability))
+    high.copy_(cast_to(high, a.probability))
+    middle = torch.add(low, high, out=room.take())
+    half = high.sub_(low)
+    for each in (middle, half):
+        scale_blocks(each, parts / 2, a.block_n, each)
+    return Known(middle, half)
 
 
 def _with_unknown(

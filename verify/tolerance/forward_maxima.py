@@ -62,9 +62,9 @@ def block_maxima(scores: Tensor, size: int, first: int = 0) -> Tensor:
 
 
 def scale_blocks(pairs: Tensor, factors: Tensor, size: int, out: Tensor) -> Tensor:
-    """Pairs (heads, rows, keys) times a factor for each block of keys, in `out`."""
+    """Pairs (heads, rows, keys) times a factor for each block of keys, or one for all, in `out`."""
     keys = pairs.shape[-1]
-    if not size or keys <= size:
+    if not size or keys <= size or factors.shape[-1] == 1:
         return torch.mul(pairs, factors, out=out)
     whole = keys // size
     blocks, made = pairs.unfold(-1, size, size), out.unfold(-1, size, size)

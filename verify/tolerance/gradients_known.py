@@ -50,14 +50,14 @@ def rounded_to(
         high.mul_(factor)
     # By way of fp32, which is what a kernel casts: that is monotone, too, and no number of fp32
     # changes.
-    low.copy_(_cast(low, dtype))
-    high.copy_(_cast(high, dtype))
+    low.copy_(cast_to(low, dtype))
+    high.copy_(cast_to(high, dtype))
     middle = torch.add(low, high, out=room.take())
     return Known(middle.mul_(0.5 / factor), high.sub_(low).mul_(0.5 / factor))
 
 
-def _cast(x: Tensor, dtype: DType) -> Tensor:
-    # What torch does, in two steps that are faster than one.
+def cast_to(x: Tensor, dtype: DType) -> Tensor:
+    """fp64 rounded to nearest by way of fp32, as torch does it, but faster."""
     return x.to(torch.float32).to(dtype.torch) if dtype.name == "bfloat16" else x.to(dtype.torch)
 
 
