@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests import known_roundings_sweep
 from tests.harness.emulation import Kernel, Luck
 from tests.harness.ordered_forwards import (
     HALVES,
@@ -23,7 +24,9 @@ from tests.harness.ordered_forwards import (
 )
 from verify.judging.known_forward import finer
 from verify.problem.distributions import ordinary
+from verify.tolerance import forward
 from verify.tolerance.forward import resolve
+from verify.tolerance.forward_known import known_sum
 from verify.tolerance.forward_maxima import block_maxima, scale_blocks
 from verify.variant import Config, DeclarationError, Maximum
 
@@ -146,6 +149,55 @@ def test_the_known_interval_is_far_narrower(dtype: str, least: float) -> None:
         assert bool((far + found.span.reach <= found.truth.out_bound).all())
         assert found.sharper() > least
         assert found.single > (0.5 if dtype == "bfloat16" else 0.05)
+
+
+def test_the_sweep_refuses_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--elements", "3000", "--climb", "1", "--only", "three parts"]
+    assert known_roundings_sweep.main(words) == 0
+    assert "three parts, bfloat16:" in capsys.readouterr().out
+    wrong = ASCENDING.but(fault="O truncated", name="wrong", dtypes=("bfloat16",))
+    monkeypatch.setattr(known_roundings_sweep, "HONEST", (wrong,))
+    assert known_roundings_sweep.main([*words[:4]]) == 1
+    assert "REFUSED" in capsys.readouterr().out
+
+
+# What is left out of the weights' errors, and an honest kernel that needs it.
+TERMS = {
+    "the maximum's error": (
+        lambda w, block: replace(w, error=torch.zeros_like(w.error)),
+        ("tanh.approx", "sq=9,skv=33,d=24,dv=40,softcap=20.0", "outliers", 4),
+    ),
+    "the rescales": (
+        lambda w, block: replace(w, rescaled=torch.zeros_like(w.rescaled)),
+        ("CPU, fexp_u20", "sq=4,skv=200,d=64,scale=1.0", "small_integers", 31),
+    ),
+    "the row sum": (
+        lambda w, block: replace(
+            w, moved=torch.zeros_like(w.moved), total=torch.ones_like(w.total)
+        ),
+        ("cubic exp2, other rescales", "sq=5,skv=3,d=16", "outliers", 35),
+    ),
+    "the error of p~": (
+        lambda w, block: replace(w, upper=block.probabilities.clone()),
+        ("CPU, fexp_u20", "sq=12,skv=30,d=16,mask=dense.50.3", "subnormals", 280),
+    ),
+}
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_every_term_is_needed(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    without, (name, shape, distribution, seed) = TERMS[term]
+    kernel = next(kernel for kernel in HONEST if kernel.name == name)
+    problem = problem_of(shape, "bfloat16", distribution, seed)
+    assert judged(problem, kernel, Luck.AGAINST).worst <= 1
+
+    def less(block, values, a, problem, w, room):  # type: ignore[no-untyped-def]
+        return known_sum(block, values, a, problem, without(w, block), room)
+
+    monkeypatch.setattr(forward, "known_sum", less)
+    assert judged(problem, kernel, Luck.AGAINST).worst > 1
 
 
 def test_an_order_that_is_not_declared_promises_nothing() -> None:
