@@ -86,8 +86,10 @@ def _summed(weights: Tensor, values: Tensor, size: int) -> tuple[Tensor, Tensor 
 
 
 def _at_most(weights: Tensor, values: Values) -> Tensor:
-    """An upper bound of the sum of weights times |V|, computed in fp32, which takes half the time;
-    infinite or NaN where that overflows."""
+    """An upper bound of the sum of weights times |V|: on a CPU in fp32, which takes half the time;
+    infinite or NaN where that overflows.  A GPU could multiply fp32 by tf32."""
+    if weights.is_cuda:
+        return torch.bmm(weights, values.size)
     keys = weights.shape[-1]
     sums = torch.bmm(weights.float(), values.size.float()).double()
     return sums.mul_(1 + (keys + 8) * U).add_(keys * 2 * TINY * (1 + values.most))

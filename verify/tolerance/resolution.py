@@ -311,6 +311,10 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
         "softmax.maximum.lag": softmax.maximum.lag != 0,
     }
     other = next((path for path, declared in beside.items() if declared), None)
+    if softmax.maximum.parts != 0 and not output.split_keys:
+        raise ValueError(
+            "numerics.softmax.maximum.parts: keys have parts only beside numerics.output.split_keys"
+        )
     plain = replace(softmax.maximum, lag=0.0, key_order="any", parts=0)
     for name, value in leaves(plain).items():
         if other and value != getattr(Maximum(), name):

@@ -208,6 +208,31 @@ def test_an_order_that_is_not_declared_promises_nothing() -> None:
         Maximum(key_order="forward")
 
 
+def test_parts_are_those_declared_or_the_configs() -> None:
+    problem = problem_of(ORDINARY, "bfloat16")
+    split = ASCENDING.but(split_keys=True, parts=None).numerics
+    for options, parts in (((), 0), ((("split", 4),), 4), ((("split", "all"),), 0)):
+        found = resolve(split, Config(block_n=32, options=options), problem, "sm_90")
+        assert found.key_parts == parts
+        assert found.knows_p == (parts > 0)
+    assert resolve(
+        ASCENDING.but(split_keys=True, parts=2).numerics, Config(), problem, "cpu"
+    ).knows_p
+    with pytest.raises(ValueError, match=r"parts only beside numerics\.output\.split_keys"):
+        resolve(ASCENDING.but(parts=2).numerics, Config(), problem, "sm_90")
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_other_parts_than_declared_are_seen(dtype: str) -> None:
+    problem = problem_of(ORDINARY, dtype)
+    kernel = ordered("parts", split_keys=True, style="split", parts=3)
+    assert judged(problem, kernel).worst <= 1
+    for wrong in (kernel.but(parts=1), kernel.but(key_order="descending")):
+        found = judged(problem, wrong, declared=kernel)
+        assert float(found.bounded.max()) <= 1
+        assert found.worst > 1
+
+
 def test_the_bound_is_the_same_for_every_order() -> None:
     for shape, dtype in itertools.product((ORDINARY, WINDOW), HALVES):
         problem = problem_of(shape, dtype)
