@@ -45,6 +45,7 @@ HONEST = (
     ordered("one block", block_n=0),
     ordered("lagging maximum", maximum_lag=8.0, block_n=16),
     ordered("lagging a little", "descending", maximum_lag=0.5, block_n=16, style="fused"),
+    ordered("lagging, whole blocks first", "whole_first", maximum_lag=4.0, block_n=8),
     ordered("tanh.approx", softcap_tanh="tanh.approx"),
     ordered("__expf", exp="__expf"),
     ordered("prescaled q", prescale="q"),
@@ -66,6 +67,7 @@ HONEST = (
     ordered(
         "parts, whole first", "whole_first", split_keys=True, style="split", parts=2, block_n=8
     ),
+    ordered("parts that lag", split_keys=True, style="split", parts=2, block_n=8, maximum_lag=8.0),
     ordered("parts in 16 bits", split_keys="input", style="split", parts=2, block_n=16),
     ordered("8-bit P", promotion=32, probability_scale=256.0, dtypes=("float8_e4m3fn",)),
     ordered("operands that are normalised", normalises=True, dtypes=("float16",)),

@@ -33,8 +33,8 @@ def maxima_of(block: RowBlock, a: ForwardArithmetic, problem: Problem, error: Te
     """The maxima of a block's rows.  error: the largest error of a score, (heads, rows, 1)."""
     own = block_maxima(block.scores, a.block_n, block.keys.start)
     high = _running(own, block, a, problem)
-    if high is None:  # of the block's keys at least, and of all keys at most
-        low, high = own, block.row_max[..., None].expand_as(own)
+    if high is None:  # of the block's keys at least, or so far behind, and of all keys at most
+        low, high = own - a.lag, block.row_max[..., None].expand_as(own)
     else:
         low = _lagging(high, a, error) if a.lag else high
     used = torch.where(high == -torch.inf, block.row_max[..., None], high)
@@ -102,9 +102,10 @@ def _of_parts(
     own: Tensor, block: RowBlock, a: ForwardArithmetic, problem: Problem
 ) -> Tensor | None:
     """The same, where each part of the blocks has its own maximum; None unless all rows of a
-    sequence see the same blocks, and so do all tiles, whatever their rows are."""
+    sequence see the same blocks, and so do all tiles, whatever their rows are.  Maxima that lag are
+    looked for in one chain."""
     bounds = _bounds(problem)
-    if bounds is None:
+    if bounds is None or a.lag:
         return None
     size = a.block_n or max(own.shape[-1], problem.seqlen_kv, 1)
     found = own.clone()
