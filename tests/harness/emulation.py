@@ -185,9 +185,9 @@ class Emulation(Steps):
 
     # Walks over the keys
 
-    def blocks(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """The blocks of keys in the declared order, with their scores, which are -inf in rows that
-        take the block another time."""
+    def blocks(self, x: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """The blocks of keys in the declared order, with their scores, and the rows that take the
+        block now, (heads, rows, 1); scores of others are -inf."""
         keys = x.shape[-1]
         size = self.numerics.softmax.block_n or max(keys, 1)
         parts = [slice(at, min(at + size, keys)) for at in range(0, keys, size)]
@@ -195,7 +195,8 @@ class Emulation(Steps):
         if order == "descending":
             parts.reverse()
         if order != "whole_first":
-            yield from ((part, x[..., part]) for part in parts)
+            every = torch.ones(*x.shape[:2], 1, dtype=torch.bool)
+            yield from ((part, x[..., part], every) for part in parts)
             return
         rows = torch.arange(-(-x.shape[1] // self.kernel.tile) * self.kernel.tile)
         seen = (x > -math.inf)[:, rows.clamp(max=x.shape[1] - 1)].unflatten(
@@ -205,7 +206,8 @@ class Emulation(Steps):
             for part in parts:
                 whole = seen[..., part].all(-1).all(-1) & (part.stop - part.start == size)
                 whole = whole.repeat_interleave(self.kernel.tile, 1)[:, : x.shape[1], None]
-                yield part, x[..., part].masked_fill(whole != first, -math.inf)
+                now = whole == first
+                yield part, x[..., part].masked_fill(~now, -math.inf), now
 
     def walk(self, x: Tensor, v: Tensor, raw: bool = False) -> tuple[Tensor, Tensor]:
         """The online softmax; x in log2 units, or raw scores whose scaling is fused into the
@@ -214,7 +216,7 @@ class Emulation(Steps):
         total, out = torch.zeros_like(top), torch.zeros(*x.shape[:2], v.shape[-1])
         sigma, sign = self.sigma(self.scale), self.sign(x, v)
         before = top
-        for part, scores in self.blocks(x):
+        for part, scores, now in self.blocks(x):
             own = self.raised(scores.amax(-1, keepdim=True), sigma if raw else 1.0)
             new = torch.maximum(top, own)
             if self.kernel.fault == "stale maximum":
@@ -230,6 +232,7 @@ class Emulation(Steps):
                 shrink = self.exp2((top - base) * sigma, 1.0, rescale=True)
             else:
                 y, shrink = scores - base, self.exp2(top - base, 1.0, rescale=True)
+            shrink = torch.where(now, shrink, 1.0)
             p = self.exp2(y, sign[..., part])
             shrink = torch.ones_like(shrink) if self.kernel.fault == "no rescale" else shrink
             total = self.count(p, total * shrink, raw)
