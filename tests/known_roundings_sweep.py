@@ -5,7 +5,8 @@ exponentials to nearest and with their largest errors, until as many elements of
 asked for.  Then the worst problem of each is varied in its scale and seed, and variants that come
 nearer to the limit are varied again.  It fails where an honest element is refused, and prints one
 line per arithmetic and dtype: elements, the largest part of the interval that one needs, the share
-of elements with one acceptable number, and the median of bound / known interval.
+of elements with one acceptable number, and the median of bound / known interval.  Last come
+declarations that are mixed at random.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import replace
 import torch
 
 from tests.harness.emulation import Kernel, Luck
-from tests.harness.ordered_forwards import HONEST, SHAPES, Judged, judged, problem_of, suits
+from tests.harness.ordered_forwards import HONEST, SHAPES, Judged, judged, mixed, problem_of, suits
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
 
@@ -33,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--elements", type=int, default=1_000_000, help="of each arithmetic")
     parser.add_argument("--climb", type=int, default=40, help="variants of the worst problem")
+    parser.add_argument("--mixed", type=int, default=2000, help="problems of mixed declarations")
     parser.add_argument("--only", default="", help="a part of the name of the arithmetics to run")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -40,7 +42,28 @@ def main(arguments: list[str] | None = None) -> int:
     for kernel in (kernel for kernel in HONEST if asked.only in kernel.name):
         for dtype in kernel.dtypes:
             refused += _swept(kernel, dtype, asked.elements, asked.climb)
+    refused += _mixed(asked.mixed)
     return 1 if refused else 0
+
+
+def _mixed(problems: int) -> int:
+    """How many elements of kernels that mix declarations were refused, in so many problems."""
+    made = random.Random(problems)
+    distributions = tuple(ordinary())
+    counted = refused = 0
+    worst = 0.0
+    for _ in range(problems):
+        kernel = mixed(made)
+        shape = made.choice([shape for shape in SHAPES if suits(kernel, shape)])
+        dtype, distribution = made.choice(kernel.dtypes), made.choice(distributions)
+        problem = problem_of(shape, dtype, distribution, made.randrange(1 << 16))
+        luck = made.choice(_LUCKS)
+        found = judged(problem, kernel, luck)
+        counted += found.known.numel()
+        refused += _refused(found, problem, kernel, luck)
+        worst = max(worst, found.worst)
+    print(f"mixed: {counted} elements, {refused} refused, at most {worst:.4f}", flush=True)
+    return refused
 
 
 def _swept(kernel: Kernel, dtype: str, elements: int, climb: int) -> int:

@@ -3,6 +3,7 @@ their O they need."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import torch
@@ -92,6 +93,32 @@ SHAPES = (
     "sq=5,skv=0,d=16",
     "sq=4,skv=200,d=64,scale=1.0",
 )
+
+
+def mixed(made: random.Random) -> Kernel:
+    """A kernel of declarations that are drawn at random, each by itself."""
+    style = made.choice(("online", "online", "fused", "split"))
+    changes: dict[str, object] = {
+        "style": style,
+        "arch": made.choice(("sm_90", "sm_80", "cpu")),
+        "errors": made.choice(("O", "V", "up", "down", "random")),
+        "tile": made.choice((8, 16, 32)),
+        "block_n": made.choice((0, 8, 16, 32, 64)),
+        "exp": made.choice(("ex2.approx", "exp2_poly3", "fexp_u20", "__expf", "vexp")),
+        "rescale_exp": made.choice((None, "ex2.approx", "exp2_poly3")),
+        "maximum_lag": made.choice((0.0, 0.0, 0.3, 2.0, 8.0)),
+        "lanes": made.choice((1, 1, 4)),
+        "apart": made.random() < 0.5,
+    }
+    if style == "split":
+        changes["split_keys"] = made.choice((True, True, "input"))
+        changes["parts"] = made.choice((0, 1, 2, 3, 5))
+    if style != "fused":
+        changes["prescale"] = made.choice(("none",) * 6 + ("q",))
+        changes["scores"] = made.choice(("float32",) * 6 + ("input",))
+        changes["softcap_tanh"] = made.choice(("tanhf", "tanh.approx"))
+    order = made.choice(("ascending", "descending", "whole_first", "whole_first"))
+    return ordered("mixed", order, **changes)
 
 
 @dataclass(frozen=True, eq=False)

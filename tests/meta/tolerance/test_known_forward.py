@@ -154,12 +154,14 @@ def test_the_known_interval_is_far_narrower(dtype: str, least: float) -> None:
 def test_the_sweep_refuses_what_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--elements", "3000", "--climb", "1", "--only", "three parts"]
+    words = ["--elements", "3000", "--climb", "1", "--mixed", "60", "--only", "three parts"]
     assert known_roundings_sweep.main(words) == 0
-    assert "three parts, bfloat16:" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "three parts, bfloat16:" in said
+    assert "mixed: " in said
     wrong = ASCENDING.but(fault="O truncated", name="wrong", dtypes=("bfloat16",))
     monkeypatch.setattr(known_roundings_sweep, "HONEST", (wrong,))
-    assert known_roundings_sweep.main([*words[:4]]) == 1
+    assert known_roundings_sweep.main(words[:6]) == 1
     assert "REFUSED" in capsys.readouterr().out
 
 
