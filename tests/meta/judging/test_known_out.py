@@ -12,6 +12,7 @@ from tests.harness.fake_trials import OK, acquitted, convicted, trial_of
 from tests.harness.ordered_forwards import HALVES, ordered, problem_of
 from verify.evidence import Finding
 from verify.judging.findings import Ruling
+from verify.judging.invariants import KNOWN, beyond
 from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.oracles import bound
@@ -67,6 +68,12 @@ def test_a_kernel_that_rounds_less_passes() -> None:
     assert acquitted(ruling(whole_first, whole_first, "bfloat16", WINDOW))
     ascending = whole_first.but(key_order="ascending")
     assert convicted(ruling(ascending, whole_first, "bfloat16", WINDOW))
+
+
+def test_an_order_switches_no_oracle_off() -> None:
+    for kernel in (ASCENDING, ASCENDING.but(split_keys=True, parts=2)):
+        assert beyond(kernel.numerics, KNOWN) is None
+    assert beyond(ASCENDING.but(maximum_lag=8.0).numerics, KNOWN) is not None
 
 
 def test_rows_without_a_key_are_not_judged_here() -> None:
