@@ -68,6 +68,7 @@ from verify.variant import (
     Build,
     Config,
     Contract,
+    Maximum,
     Numerics,
     Order,
     Output,
@@ -232,6 +233,7 @@ VARIANT = Variant(
         softmax=Softmax(
             scores="float32",
             exp="ex2.approx",
+            maximum=Maximum(key_order="ascending"),
             row_sum=RowSum(lanes=4, apart=True),  # a row's columns lie in four neighbouring lanes
         ),
         output=Output(probability="input"),

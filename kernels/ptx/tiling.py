@@ -65,6 +65,7 @@ from verify.variant import (
     STRIDED,
     Config,
     Contract,
+    Maximum,
     Numerics,
     Order,
     Output,
@@ -324,7 +325,12 @@ SUPPORT = Support(
     capability=(8, 0),
 )
 # A row's columns lie in four neighbouring lanes.
-SOFTMAX = Softmax(scores="float32", exp="ex2.approx", row_sum=RowSum(lanes=4))
+SOFTMAX = Softmax(
+    scores="float32",
+    exp="ex2.approx",
+    maximum=Maximum(key_order="ascending"),
+    row_sum=RowSum(lanes=4),
+)
 
 
 def variant(tiling: Tiling, configs: Sequence[Config], *, narrow: bool = False) -> Variant:

@@ -169,6 +169,10 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
             numerics.order.head_dim == "ascending"
             and _has_order(scores, arch, _multiplied(arch, operands, products.float32_products))
         ),
+        key_order=softmax.maximum.key_order,
+        block_n=block_n,
+        tile=config.block_m or 0,
+        key_parts=_key_parts(softmax.maximum.parts, config),
     )
 
 
@@ -217,6 +221,14 @@ def function_error(problem: Problem, tanh: str, scores: str = "float32") -> floa
                 f"numerics.softmax.scores: no bound is derived for {scores!r} beside {mod.label}"
             )
     return tanh_error(tanh) if any(each.function for each in roundings) else 0.0
+
+
+def _key_parts(declared: int | None, config: Config) -> int:
+    """Parts of the keys: as declared, else the config's option; 0 where they are not known."""
+    if declared is not None:
+        return declared
+    split = dict(config.options).get("split", 0)
+    return split if isinstance(split, int) and split > 0 else 0
 
 
 def _partial(split_keys: bool | str, given: str) -> DType | None:
@@ -326,7 +338,12 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
         "softmax.maximum.lag": softmax.maximum.lag != 0,
     }
     other = next((path for path, declared in beside.items() if declared), None)
-    for name, value in leaves(replace(softmax.maximum, lag=0.0)).items():
+    if softmax.maximum.parts != 0 and not output.split_keys:
+        raise ValueError(
+            "numerics.softmax.maximum.parts: keys have parts only beside numerics.output.split_keys"
+        )
+    plain = replace(softmax.maximum, lag=0.0, key_order="any", parts=0)
+    for name, value in leaves(plain).items():
         if other and value != getattr(Maximum(), name):
             raise ValueError(
                 f"numerics.softmax.maximum.{name}: no bound is derived beside numerics.{other}"

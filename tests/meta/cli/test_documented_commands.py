@@ -148,6 +148,9 @@ RUNS = {
     "tests.bound_terms": of(*TERMS, "bound_terms.main(words)"),
     "tests.bound_terms --index": of(*TERMS, "bound_terms.main(words)"),
     "tests.bound_terms --arch": of(*TERMS, "bound_terms.main(words)"),
+    "tests.known_roundings_sweep": of(
+        "test_known_forward", "test_the_sweep_refuses_what_is_wrong", "known_roundings_sweep.main("
+    ),
     "tests.faults": of(HERE, "test_faults_are_searched_for", '"tests/faults/__main__.py"'),
     "pytest": Place("tox.ini", "-m pytest -n auto"),
     "pytest -n": Place("tox.ini", "-m pytest -n auto"),
