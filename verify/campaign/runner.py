@@ -136,7 +136,7 @@ def execute(request: RunRequest, console: Console, deadline: float | None = None
     except OSError as error:
         raise RunnerError(_unwritable(request, str(error))) from None
     try:
-        with _interruptible():
+        with interruptible():
             return _execute(request, console, deadline)
     except KeyboardInterrupt:
         raise Interrupted from None
@@ -185,7 +185,7 @@ def _ended(process: starter.Process, patience: float = _REAPED) -> int:
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Treat SIGTERM, which `timeout` and job schedulers send, as Ctrl-C, so that the workers end
     too."""
 

@@ -27,13 +27,15 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
-    """A worker has been admitted.  device: one GPU, or one worker of a CPU."""
+    """A worker has been admitted.  device: one GPU, or one worker of a CPU.  time: in seconds since
+    the epoch."""
 
     worker: str
     kind: str
     device: str
     host: str = ""
     pid: int = 0
+    time: float = 0.0
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
@@ -42,6 +44,7 @@ class Left(msgspec.Struct, frozen=True, tag="left"):
 
     worker: str
     lost: bool
+    time: float = 0.0
 
 
 class Given(msgspec.Struct, frozen=True, tag="given"):

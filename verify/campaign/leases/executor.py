@@ -37,6 +37,7 @@ _FAILURES = "known-failures.txt"
 _POLL = 0.2  # seconds
 _START = 600.0  # seconds until a session has discovered its kernels
 _LAST_WORDS = 600  # characters of a dead session's output
+_PYTEST_USAGE = 4
 _FAIL = b'"outcome":"fail"'
 
 
@@ -59,7 +60,14 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionError(Exception):
-    """A session did not start, or died; the message says how, in one line."""
+    """A session did not start, or died; the message says how, in one line.
+
+    usage: whether pytest refused the arguments.
+    """
+
+    def __init__(self, message: str, *, usage: bool = False) -> None:
+        super().__init__(message)
+        self.usage = usage
 
 
 class Executor:
@@ -99,7 +107,12 @@ class Executor:
         self._socket, theirs = socket.socketpair()
         self._unread = b""
         self._read_to = {}
-        variables = for_children({**os.environ, **self.spec.variables})
+        here = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("PYTEST_") or name == "PYTEST_XDIST_WORKER_COUNT"
+        }
+        variables = for_children(here | self.spec.variables)
         variables[GIVEN] = os.pathsep.join(str(scratch / each) for each in self.spec.files)
         if self.spec.kinds:
             variables[KIND_FILES] = os.pathsep.join(str(scratch / k) for k in self.spec.kinds)
@@ -125,9 +138,10 @@ class Executor:
             self._socket.sendall(msgspec.json.encode(request) + b"\n")
             line, evidence = self._reply(None)
         except (OSError, SessionError) as error:
+            why = error if isinstance(error, SessionError) else self._last_words()
             evidence = self._new_lines()
             self.close()
-            return Answer(errors=(("", "", str(error)),)), evidence
+            return Answer(errors=(("", "", str(why)),)), evidence
         return msgspec.json.decode(line, type=Answer), evidence
 
     def stop(self) -> None:
@@ -186,7 +200,7 @@ class Executor:
             if ready:
                 said = self._socket.recv(1 << 20)
                 if not said:
-                    raise SessionError(self._last_words())
+                    raise self._last_words()
                 self._unread += said
             elif until is not None and time.monotonic() > until:
                 raise SessionError(f"the judge's process said nothing for {patience:.0f} s")
@@ -206,9 +220,9 @@ class Executor:
             found.append(text)
         return b"".join(found)
 
-    def _last_words(self) -> str:
-        assert self._process is not None
-        assert self._scratch is not None
+    def _last_words(self) -> SessionError:
+        if self._process is None or self._scratch is None:
+            return SessionError("the judge's process did not start")
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
         status = self._process.poll()
@@ -216,8 +230,10 @@ class Executor:
         lines = [line for line in text.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR: ")]
         said = errors[0].removeprefix("ERROR: ") if errors else " / ".join(lines)[-_LAST_WORDS:]
+        if status == _PYTEST_USAGE:
+            return SessionError(said, usage=True)
         how = f"ended by signal {-status}" if status is not None and status < 0 else "ended"
-        return f"the judge's process {how}: {said or 'without a word'}"
+        return SessionError(f"the judge's process {how}: {said or 'without a word'}")
 
 
 def _run(scratch: Path) -> Path:

@@ -149,7 +149,7 @@ class _Worker:
         if not request.shrinks:
             search_scope.known(self.directory / "known", request.node)
         before = self.watch.counts()
-        core.global_force_seed = request.seed
+        vars(core)["global_force_seed"] = request.seed
         begun = time.monotonic()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=_Nothing(self.session))
         seconds = time.monotonic() - begun

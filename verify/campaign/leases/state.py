@@ -100,12 +100,12 @@ class Leases:
         """Record that a worker was not admitted."""
         self._say(Refused(worker, reason))
 
-    def leave(self, worker: str, *, lost: bool = True) -> None:
+    def leave(self, worker: str, *, lost: bool = True, time: float = 0.0) -> None:
         """A worker is gone: what it had is given again."""
         if worker not in self.workers:
             return
         had = list(self._busy.get(worker, ()))
-        self._say(Left(worker, lost))
+        self._say(Left(worker, lost, time))
         for lease in had:
             if self.losses[lease] >= MOST_LOSSES and lease in self.all and self._open(lease):
                 self._say(Broken(lease, f"{self.losses[lease]} workers were lost with it"))
@@ -180,6 +180,10 @@ class Leases:
     def open(self) -> int:
         """Leases that are neither done nor broken."""
         return len(self.all) - len(self.done) - len(self.broken)
+
+    def held(self, worker: str) -> tuple[str, ...]:
+        """The leases that a worker has."""
+        return tuple(self._busy.get(worker, ()))
 
     def idle(self, worker: str) -> bool:
         """Whether a worker has no lease."""
