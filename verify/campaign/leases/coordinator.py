@@ -66,7 +66,7 @@ class Plan:
 class Coordinator:
     """One campaign under way.
 
-    say: gets each line for the user.  tick: called after each round of news.
+    say: gets each line for the user.  tick: called after each round of news.  clock: in seconds.
     """
 
     plan: Plan
@@ -74,6 +74,7 @@ class Coordinator:
     engine: Engine
     say: Callable[[str], None] = lambda line: None
     tick: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
     state: Leases = field(default_factory=Leases)
     started: str = ""
     usage: str = ""
@@ -119,18 +120,18 @@ class Coordinator:
     def run(self) -> None:
         """Judge until every lease is done or broken, or the campaign stops.  Raises
         engine.EngineError."""
-        alone_since = time.monotonic()
+        alone_since = self.clock()
         while not self._over():
             for each in self.engine.news(_POLL):
                 self._take(each)
-            if self.plan.until is not None and time.monotonic() > self.plan.until:
+            if self.plan.until is not None and self.clock() > self.plan.until:
                 self.stop()
             for worker in list(self.state.workers):
                 self._feed(worker)
             if self.state.workers:
-                alone_since = time.monotonic()
+                alone_since = self.clock()
             self.tick()
-            if time.monotonic() - alone_since > self._patience():
+            if self.clock() - alone_since > self._patience():
                 break
 
     def close(self) -> None:
@@ -261,7 +262,7 @@ class Coordinator:
             self.state.quarantine(joined.device, said.answer.wrong)
             self._leave_out()
             return
-        self._checked[joined.device] = time.monotonic()
+        self._checked[joined.device] = self.clock()
         self.state.right(joined.device, said.answer.seconds)
 
     def _leave_out(self) -> None:
@@ -340,7 +341,7 @@ class Coordinator:
             return
         lease = self.state.give(worker)
         if lease is not None:
-            self._since[lease.id] = time.monotonic()
+            self._since[lease.id] = self.clock()
         else:
             lease = self.state.give_again(worker, self._is_slow)
         if lease is None:
@@ -351,13 +352,13 @@ class Coordinator:
 
     def _control_is_due(self, device: str) -> bool:
         last = self._checked.get(device, 0.0)
-        return not self.state.open or time.monotonic() - last > _CONTROL_EVERY
+        return not self.state.open or self.clock() - last > _CONTROL_EVERY
 
     def _is_slow(self, lease: str) -> bool:
         if len(self._seconds) < _FEW:
             return False
         usual = max(_SLOW * median(self._seconds[-200:]), _SLOW_LEAST)
-        return time.monotonic() - self._since.get(lease, time.monotonic()) > usual
+        return self.clock() - self._since.get(lease, self.clock()) > usual
 
 
 def remember(path: Path, data: object) -> None:
