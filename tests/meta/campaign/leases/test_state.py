@@ -324,6 +324,23 @@ def test_a_slow_lease_is_given_again_once_and_counts_once() -> None:
     assert state.done[lease.id].device == "b"
 
 
+@pytest.mark.parametrize("end", ["leaves", "fails", "gives back"])
+def test_a_lease_that_is_done_waits_no_more(end: str) -> None:
+    """Whatever becomes of the slower one of two workers that had it."""
+    state = planned("a", "b", units=1)
+    lease = given(state, "a")
+    assert state.give_again("on-b", lambda id_: True) == lease
+    assert done(state, "b", lease)
+    if end == "leaves":
+        state.leave("on-a")
+    elif end == "fails":
+        failed(state, "a", lease)
+    else:
+        state.take_back(lease.id, "on-a")
+    assert state.give("on-b") is None
+    assert (state.open, list(state.done), state.given) == (0, [lease.id], {})
+
+
 @pytest.mark.parametrize("event", [Planned("h100", UNITS, "s"), Done("l", "w", "d", 1.5)])
 def test_events_are_read_as_they_are_written(event: Event) -> None:
     assert _READ.decode(msgspec.json.encode(event)) == event
