@@ -29,7 +29,7 @@ _POLL = 0.5  # seconds
 _CONTROL_EVERY = 600.0  # seconds between two control problems of a device
 _SLOW, _SLOW_LEAST = 5.0, 60.0  # times the median of leases, and seconds, until one is given again
 _BEGIN, _FAIL = b'"kind":"begin"', b'"outcome":"fail"'
-_FEW = 20  # leases whose seconds say what is usual
+_FEW, _MANY = 20, 200  # leases whose seconds say what is usual: the last ones
 
 
 class ContinuedError(Exception):
@@ -88,7 +88,9 @@ class Coordinator:
     _checked: dict[str, float] = field(default_factory=dict)  # device -> when
     _known: set[str] = field(default_factory=set)  # tests with a failing example
     _since: dict[str, float] = field(default_factory=dict)  # lease -> when it was given
-    _seconds: list[float] = field(default_factory=list)
+    _seconds: list[float] = field(default_factory=list)  # of the last leases
+    _usual: float = _SLOW_LEAST
+    _slow: set[str] = field(default_factory=set)
     _journal: journal.Journal | None = None
 
     def open(self) -> None:
@@ -126,6 +128,7 @@ class Coordinator:
                 self._take(each)
             if self.plan.until is not None and self.clock() > self.plan.until:
                 self.stop()
+            self._slow = self._slow_ones()
             for worker in list(self.state.workers):
                 self._feed(worker)
             if self.state.workers:
@@ -301,7 +304,8 @@ class Coordinator:
                 drawn=tuple(Drawn(*each) for each in answer.drawn),
             )
             self.state.finish(done)
-            self._seconds.append(answer.seconds)
+            self._seconds = [*self._seconds[1 - _MANY :], answer.seconds]
+            self._usual = max(_SLOW * median(self._seconds), _SLOW_LEAST)
             self.cases += done.cases
             self.failing += done.failing
         self._leave_out()
@@ -342,8 +346,8 @@ class Coordinator:
         lease = self.state.give(worker)
         if lease is not None:
             self._since[lease.id] = self.clock()
-        else:
-            lease = self.state.give_again(worker, self._is_slow)
+        elif self._slow:
+            lease = self.state.give_again(worker, self._slow.__contains__)
         if lease is None:
             return
         unit = lease.unit
@@ -354,11 +358,12 @@ class Coordinator:
         last = self._checked.get(device, 0.0)
         return not self.state.open or self.clock() - last > _CONTROL_EVERY
 
-    def _is_slow(self, lease: str) -> bool:
+    def _slow_ones(self) -> set[str]:
+        """The leases under way for much longer than is usual."""
         if len(self._seconds) < _FEW:
-            return False
-        usual = max(_SLOW * median(self._seconds[-200:]), _SLOW_LEAST)
-        return self.clock() - self._since.get(lease, self.clock()) > usual
+            return set()
+        before = self.clock() - self._usual
+        return {lease for lease, since in self._since.items() if since < before}
 
 
 def remember(path: Path, data: object) -> None:
