@@ -72,6 +72,7 @@ class Simulated:
     sources: dict[str, str] = field(default_factory=dict)  # worker -> another hash than "same"
     slugs: dict[str, str] = field(default_factory=dict)
     slow: dict[str, float] = field(default_factory=dict)  # worker -> times slower
+    start: dict[str, float] = field(default_factory=dict)  # worker -> seconds of its session's
     draw: random.Random = field(default_factory=lambda: random.Random(0))
     now: float = 0.0
     given: list[tuple[str, Work]] = field(default_factory=list)
@@ -106,7 +107,8 @@ class Simulated:
             kernels="kernels",
             sources=self.sources.get(worker, "same"),
         )
-        self._at(0.1, Said(worker, host="host", name=worker, hello=hello, header=header(slug)))
+        said = Said(worker, host="host", name=worker, hello=hello, header=header(slug))
+        self._at(self.start.get(worker, 0.1), said)
 
     def check(self, worker: str, request: Check) -> None:
         bad = self._did.get(worker, 0) >= self.wrong.get(worker, 1 << 30)

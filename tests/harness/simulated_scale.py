@@ -130,7 +130,7 @@ def over_dask(workers: int, leases: int) -> Figures:
     on_worker.hello, on_worker.ask = here.hello, here.ask
     try:
         with (
-            dask.config.set({"distributed.worker.memory.terminate": False}),
+            dask.config.set({"distributed.worker.profile.enabled": False}),
             LocalCluster(
                 n_workers=workers,
                 processes=False,
@@ -180,7 +180,7 @@ def main() -> None:
         print(f"{workers} workers, {slow} slow: {one.clock:.0f} s; evenly {even:.0f} s")
     if "resume" in wanted:
         print(f"a journal of 20000 leases is read in {resumed(20_000):.2f} s")
-    for workers in (1, 8, 50, 100) if "dask" in wanted else ():
+    for workers in (1, 8, 50, 200) if "dask" in wanted else ():
         one = over_dask(workers, 2_000)
         print(f"dask, {workers} workers: {one.each:.2f} ms a lease", flush=True)
 

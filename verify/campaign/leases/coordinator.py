@@ -84,6 +84,7 @@ class Coordinator:
     failing: int = 0
     stopping: bool = False
     _admitted: dict[str, Joined] = field(default_factory=dict)  # gone ones, too
+    _greeting: set[str] = field(default_factory=set)  # their sessions start
     _checking: set[str] = field(default_factory=set)
     _checked: dict[str, float] = field(default_factory=dict)  # device -> when
     _known: set[str] = field(default_factory=set)  # tests with a failing example
@@ -131,7 +132,7 @@ class Coordinator:
             self._slow = self._slow_ones()
             for worker in list(self.state.workers):
                 self._feed(worker)
-            if self.state.workers:
+            if self.state.workers or self._greeting:
                 alone_since = self.clock()
             self.tick()
             if self.clock() - alone_since > self._patience():
@@ -182,6 +183,7 @@ class Coordinator:
     def _take(self, said: news.News) -> None:
         match said:
             case news.Arrived():
+                self._greeting.add(said.worker)
                 self.engine.hello(said.worker, self.plan.spec)
             case news.Gone():
                 self._gone(said.worker)
@@ -196,12 +198,14 @@ class Coordinator:
 
     def _gone(self, worker: str) -> None:
         self._checking.discard(worker)
+        self._greeting.discard(worker)
         if worker in self.state.workers:
             joined = self.state.workers[worker]
             self.say(f"worker {worker} ({joined.device}) is gone")
             self.state.leave(worker, time=time.time())
 
     def _admit(self, said: news.Said) -> None:
+        self._greeting.discard(said.worker)
         hello = said.hello
         if hello is None:
             self.usage = said.failed if said.usage and not self.state.units else ""

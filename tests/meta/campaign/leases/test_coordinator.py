@@ -96,6 +96,13 @@ def test_no_worker_that_may_is_the_end(tmp_path: Path) -> None:
     assert len(coordinator.refused) == 3
 
 
+def test_a_refused_worker_does_not_end_what_others_begin(tmp_path: Path) -> None:
+    engine = Simulated(sources={"w0": "edited"}, start={"w1": 90.0, "w2": 90.0})
+    coordinator = ran(tmp_path, engine)
+    assert coordinator.state.open == 0
+    assert {worker for worker, _ in engine.given} == {"w1", "w2"}
+
+
 def test_a_wrong_control_problem_takes_a_device_and_its_evidence_out(tmp_path: Path) -> None:
     """It was right at first: what was done between the two is done again elsewhere."""
     said: list[str] = []

@@ -4,6 +4,7 @@ the command itself.  Started anew, it comes to the results of an undisturbed one
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -36,6 +37,7 @@ class Processes:
 
     folder: Path
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    commands: int = 0
 
     @property
     def pids(self) -> list[int]:
@@ -51,7 +53,11 @@ class Processes:
         elif name == "workers":
             words = ["verify", "campaign", "--join", str(file), "--workers-here", "2"]
         else:
-            words = ["verify", "campaign", "plain.py", "--scheduler-file", str(file)]
+            words = ["verify", "campaign", "plain.py"]
+            address = json.loads(file.read_text())["address"]
+            one_way = ["--scheduler", address], ["--scheduler-file", str(file)]
+            words += one_way[self.commands % 2]
+            self.commands += 1
             words += ["--dtype", "float32", "--examples", "5", "-k", "counts or gathers or within"]
             words += ["--seeds", str(SEEDS), "--seed", str(FIRST), "--run-id", "k"]
         own = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
@@ -65,7 +71,7 @@ class Processes:
                 stdout=log,
                 stderr=log,
             )
-        while name == "scheduler" and not file.exists():
+        while name == "scheduler" and not (file.exists() and file.read_text().endswith("}")):
             time.sleep(0.1)
 
     def events(self) -> list[Event]:
