@@ -178,14 +178,12 @@ def _judge(kernels: tuple[Path, ...], seeds: int, strict: bool, choices: dict[st
         raise UsageError(f"{'--local' if choices['local'] else '--ssh'}: {error}") from None
     except (EngineError, journal.JournalError) as error:
         say(console, f"verify: {error}")
-        _say_how_to_continue(run_id)
-        return INFRASTRUCTURE
+        return _unfinished(run_id)
     except (OSError, TimeoutError) as error:
         raise RunnerError(f"campaign {run_id}: {error}", INFRASTRUCTURE) from None
     except KeyboardInterrupt:
         console.print("interrupted", style="bold yellow", highlight=False)
-        _say_how_to_continue(run_id)
-        return INFRASTRUCTURE
+        return _unfinished(run_id)
     narrowed = [each for each in choices["oracles"] if isinstance(each, str)]
     whole = until is None and not narrowed and not choices["only_dtypes"]
     return _conclude(coordinator, _Ending(whole, strict, choices["exit_first"]))
@@ -217,7 +215,7 @@ def _conclude(coordinator: Coordinator, ending: _Ending) -> int:
     unfinished = state.open and not coordinator.stopping
     if unfinished:
         say(console, f"verify: {state.open} leases were not done: no worker is left that may")
-    if unfinished or coordinator.stopping:
+    if unfinished or (coordinator.stopping and not ending.exit_first):
         _say_how_to_continue(merged.directory.name)
     if not found:
         say(console, "nothing was judged")
@@ -237,6 +235,14 @@ def _status(request: RunRequest) -> int:
     if failing(evidence):
         return FAILED
     return INFRASTRUCTURE if errors_of(request.directory) else CLEAN
+
+
+def _unfinished(run_id: str) -> int:
+    """Say how to continue a campaign that did not come to its end; returns the exit code.  A
+    failure on record counts."""
+    _say_how_to_continue(run_id)
+    runs = (state_directory() / "runs").glob(f"{run_id}.*")
+    return FAILED if any(failing(load(each)) for each in runs) else INFRASTRUCTURE
 
 
 def _say_how_to_continue(run_id: str) -> None:

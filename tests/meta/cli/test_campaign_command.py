@@ -60,6 +60,38 @@ def test_without_dask_one_line_says_what_to_install(
     assert not (tmp_path / ".verify").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("tcp://10.0.0.1:8786", True),
+        ("tls://head-1.cluster:8786", True),
+        ("tcp://[fe80::1]:8786", True),
+        ("head:8786", True),
+        ("scheduler.json", False),
+        ("/shared/run-1/scheduler.json", False),
+    ],
+)
+def test_an_address_is_told_from_a_file_that_is_to_come(text: str, address: bool) -> None:
+    from verify.campaign.leases.hosts import is_address
+
+    assert is_address(text) == address
+
+
+def test_one_worker_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verify.campaign.leases import hosts
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("verify.machine.device.gpus", lambda: ["GPU-a", "GPU-b"])
+    assert hosts.placed(None) == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in ("GPU-a", "GPU-b")]
+    assert hosts.placed(1) == [{"CUDA_VISIBLE_DEVICES": "GPU-a"}]
+    with pytest.raises(hosts.HostError, match="3 workers: one a GPU, and this machine has 2"):
+        hosts.placed(3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert hosts.placed(None) == [{"CUDA_VISIBLE_DEVICES": "1"}]
+    monkeypatch.setattr("verify.machine.device.gpus", list)
+    assert hosts.placed(3) == [{"PYTEST_XDIST_WORKER_COUNT": "3"}] * 3
+
+
 def test_no_other_command_imports_dask() -> None:
     """The base installation does not have it."""
     import ast

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ from verify.campaign.leases.executor import Spec
 from verify.campaign.leases.requests import Answer, Check, Hello, Request, Work
 
 _LOOK = 1.0  # seconds between two looks at who is there
+_GOODBYE = 10.0  # seconds until workers have ended their sessions
 _SILENCE = 30.0  # seconds until a scheduler that does not answer is lost
 
 
@@ -109,9 +111,23 @@ class DaskEngine:
         with contextlib.suppress(Exception):  # the scheduler can be gone
             for futures in self._futures.values():
                 self.client.cancel(list(futures), force=True)
-            self.tell(list(self._there), "stop")
+        ends = threading.Thread(target=self._end, daemon=True)
+        ends.start()
+        ends.join(_GOODBYE)
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)
+
+    def _end(self) -> None:
+        """End the sessions of this campaign, on workers that live on."""
+        with contextlib.suppress(Exception):
+            self.client.run(
+                on_worker.tell,
+                self.campaign,
+                "end",
+                "",
+                workers=sorted(self._there),
+                on_error="ignore",
+            )
 
     def _look(self) -> list[News]:
         """Workers that came or went."""

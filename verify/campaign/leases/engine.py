@@ -63,7 +63,7 @@ class Fails(msgspec.Struct, frozen=True):
 
 
 News = Arrived | Gone | Said | Checked | Worked | Fails
-Told = Literal["stop", "known"]
+Told = Literal["stop", "known", "end"]
 
 
 class EngineError(Exception):
@@ -87,8 +87,8 @@ class Engine(Protocol):
         """Give a worker a lease."""
 
     def tell(self, workers: Sequence[str], what: Told, test: str = "") -> None:
-        """Tell the sessions of workers: begin no further case; or: an example of a test is
-        known."""
+        """Tell the sessions of workers: begin no further case ("stop"); an example of a test is
+        known; the campaign ends, and so does the session ("end")."""
 
     def close(self) -> None:
         """Let all workers go."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shlex
 import signal
@@ -24,6 +25,12 @@ _GRACE = 10.0  # seconds until a worker that was asked to end is ended
 
 class HostError(Exception):
     """A machine cannot start what is asked of it; the message is one line."""
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is a scheduler's address; otherwise it is the path of a scheduler file, which
+    can be there later."""
+    return re.fullmatch(r"(?:[a-z]+://)?\[?[\w.:-]+\]?:\d+", text) is not None
 
 
 def visible_gpus() -> list[str]:
@@ -59,7 +66,7 @@ def start_workers(
     process's does.  Raises HostError.
     """
     names = names or f"{socket.gethostname()}-{secrets.token_hex(2)}"
-    at = ["--scheduler-file", scheduler] if Path(scheduler).is_file() else [scheduler]
+    at = [scheduler] if is_address(scheduler) else ["--scheduler-file", scheduler]
     folder.mkdir(parents=True, exist_ok=True)
     found = []
     for number, variables in enumerate(placed(count)):

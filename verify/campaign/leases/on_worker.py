@@ -75,6 +75,8 @@ async def tell(campaign: str, what: str, test: str) -> None:
     if executor is not None and executor.spec.campaign == campaign:
         if what == "stop":
             executor.stop()
+        elif what == "end":
+            close()
         else:
             executor.known(test)
 
