@@ -76,6 +76,19 @@ def killed(pid: int, mine: Iterable[int]) -> bool:
     return False
 
 
+def sessions(mine: Iterable[int]) -> list[int]:
+    """The sessions of leases that descend from these processes."""
+    roots = set(mine)
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            pid = int(folder.name)
+            if b"--lease-socket" in words and roots & set(_ancestors(pid)):
+                found.append(pid)
+    return found
+
+
 def _ancestors(pid: int) -> list[int]:
     found = []
     while pid > 1:

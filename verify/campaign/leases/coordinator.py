@@ -87,6 +87,7 @@ class Coordinator:
     _greeting: set[str] = field(default_factory=set)  # their sessions start
     _checking: set[str] = field(default_factory=set)
     _checked: dict[str, float] = field(default_factory=dict)  # device -> when
+    _accusing: set[str] = field(default_factory=set)  # devices that have just failed a new test
     _known: set[str] = field(default_factory=set)  # tests with a failing example
     _since: dict[str, float] = field(default_factory=dict)  # lease -> when it was given
     _seconds: list[float] = field(default_factory=list)  # of the last leases
@@ -168,7 +169,7 @@ class Coordinator:
             return True
         at_work = any(not self.state.idle(worker) for worker in self.state.workers)
         if self.stopping:
-            return not at_work
+            return not at_work and not self._checking
         if not self.state.units or self.state.open:
             return False
         return not self._checking and not any(
@@ -270,6 +271,7 @@ class Coordinator:
             self._leave_out()
             return
         self._checked[joined.device] = self.clock()
+        self._accusing.discard(joined.device)
         self.state.right(joined.device, said.answer.seconds)
 
     def _leave_out(self) -> None:
@@ -326,12 +328,13 @@ class Coordinator:
 
     def _share(self, worker: str, lease: str) -> None:
         """Tell all others of a failing example: its test is not shrunk twice; or the campaign ends
-        there."""
+        there.  Its device judges the control problem next."""
         if self.plan.exit_first:
             self.stop()
         test = self.state.all[lease].unit.node
         if test not in self._known:
             self._known.add(test)
+            self._accusing.add(self._admitted[worker].device)
             others = [each for each in self.state.workers if each != worker]
             self.engine.tell(others, "known", test)
 
@@ -360,7 +363,9 @@ class Coordinator:
 
     def _control_is_due(self, device: str) -> bool:
         last = self._checked.get(device, 0.0)
-        return not self.state.open or self.clock() - last > _CONTROL_EVERY
+        return (
+            device in self._accusing or not self.state.open or self.clock() - last > _CONTROL_EVERY
+        )
 
     def _slow_ones(self) -> set[str]:
         """The leases under way for much longer than is usual."""

@@ -155,6 +155,30 @@ def test_others_learn_of_a_failure_at_once_and_do_not_shrink_it(tmp_path: Path) 
     assert coordinator.failing == len(SEEDS)
 
 
+def test_a_device_that_fails_a_test_first_is_checked_at_once(tmp_path: Path) -> None:
+    """It breaks at its second lease, fails it, and does no third one."""
+    engine = Simulated(
+        evidence=line,
+        wrong={"w1": 2},
+        failing=lambda worker, order: (
+            worker == "w1" and sum(who == "w1" for who, _ in engine.given) == 2
+        ),
+    )
+    coordinator = ran(tmp_path, engine)
+    assert sum(worker == "w1" for worker, _ in engine.given) == 2
+    assert list(coordinator.state.quarantined) == ["host/GPU-w1"]
+    assert coordinator.state.open == 0
+    kept = [path.read_text() for path in coordinator.merged.run(SLUG).glob("device-*")]
+    assert not any("fail" in text for text in kept)
+
+
+def test_exit_first_believes_no_broken_device(tmp_path: Path) -> None:
+    engine = Simulated(workers=1, wrong={"w0": 1}, failing=lambda worker, order: True)
+    coordinator = ran(tmp_path, engine, plan(exit_first=True))
+    assert list(coordinator.state.quarantined) == ["host/GPU-w0"]
+    assert not list(coordinator.merged.run(SLUG).glob("device-*"))
+
+
 def test_exit_first_stops_all(tmp_path: Path) -> None:
     engine = Simulated(failing=lambda worker, order: True, seconds=lambda draw: draw.uniform(1, 2))
     coordinator = ran(tmp_path, engine, plan(exit_first=True))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.leased_campaigns import PLAIN, killed, plan, results, undisturbed
+from tests.harness.leased_campaigns import PLAIN, killed, plan, results, sessions, undisturbed
 from verify.bundle import ROOT
 from verify.campaign.leases import journal
 from verify.campaign.leases.events import Done, Event, Joined, Left
@@ -125,6 +125,8 @@ def test_a_campaign_outlives_all_that_is_killed(
             some = any(isinstance(event, Done) for event in campaign.events())
             kills += kills < 6 and some and campaign.kill_one(draw)
         events = campaign.events()
+        workers = [campaign.running["workers"].pid]
+        assert not sessions(workers)  # the workers live on without one
     assert kills >= 2
     counted = Counter(event.lease for event in events if isinstance(event, Done))
     assert len(counted) == 3 * SEEDS
