@@ -136,7 +136,7 @@ def over_dask(workers: int, leases: int) -> Figures:
                 processes=False,
                 threads_per_worker=1,
                 memory_limit=0,
-                dashboard_address=None,
+                dashboard_address="127.0.0.1:0",
                 worker_dashboard_address=None,
                 silence_logs=50,
             ) as cluster,

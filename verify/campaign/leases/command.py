@@ -97,7 +97,12 @@ class Place:
             if not where:
                 host = "127.0.0.1" if self.local is not None else self.listen
                 cluster = stack.enter_context(
-                    LocalCluster(n_workers=0, host=host, dashboard_address=None, silence_logs=50)
+                    LocalCluster(
+                        n_workers=0,
+                        host=host,
+                        dashboard_address="127.0.0.1:0",  # its default is a port that others use
+                        silence_logs=50,
+                    )
                 )
                 where = str(cluster.scheduler_address)
             log = directory / "workers.log"
