@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -102,6 +103,20 @@ def processes(folder: Path) -> Iterator[Processes]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def test_only_processes_of_the_campaign_are_killed() -> None:
+    with subprocess.Popen(["sleep", "60"]) as mine, subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            assert not killed(other.pid, [mine.pid])
+            assert not killed(os.getpid(), [mine.pid])
+            assert not killed(0, [mine.pid])
+            assert killed(mine.pid, [mine.pid])
+            assert mine.wait(10) == -signal.SIGKILL
+            assert other.poll() is None
+        finally:
+            mine.kill()
+            other.kill()
 
 
 @pytest.mark.thorough
