@@ -87,7 +87,8 @@ def ensure() -> None:
         pip = _pip(str(python))
         found = groups()
         compilers = [*found["cuda"], *found["cute"]] if sys.platform.startswith("linux") else []
-        commands = [[*pip, "--editable", str(ROOT), *requirements(), *compilers]]
+        # with the extra: its tests run in a clone
+        commands = [[*pip, "--editable", f"{ROOT}[campaign]", *requirements(), *compilers]]
         commands += [[*pip, "--no-deps", *found["cutlass"]]] if compilers else []
         if any(subprocess.run(command, check=False).returncode for command in commands):
             print("verify: the installation failed; the lines above say why", file=sys.stderr)

@@ -43,6 +43,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "docs/command-line.md",
             "docs/sanitizers.md",
             "docs/benchmarks.md",
+            "docs/scale.md",
             "docs/probes.md",
             "docs/security.md",
             "docs/report-schema.md",

@@ -1,5 +1,5 @@
-"""The command line: run, fuzz, replay, report, compare, recheck, list, bench, sanitize, probe,
-profile, oracles, setup, test.
+"""The command line: run, fuzz, campaign, replay, report, compare, recheck, list, bench, sanitize,
+probe, profile, oracles, setup, test.
 
 Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is
 incomplete.  docs/command-line.md describes them, the commands and the environment variables.  A
@@ -22,7 +22,7 @@ from verify.campaign.runner import (
     RunnerError,
     say,
 )
-from verify.cli import bench, replay, report, run, setup, tools
+from verify.cli import bench, campaign, replay, report, run, setup, tools
 from verify.cli.options import UsageError, console
 from verify.evidence.known_failures import XfailsError
 from verify.machine import defaults, settings
@@ -72,6 +72,7 @@ def _defaults() -> dict[str, Any]:
 for _command in (
     run.run,
     run.fuzz,
+    campaign.campaign,
     replay.replay,
     report.report,
     report.compare,

@@ -250,6 +250,8 @@ def continue_command(run_id: str) -> str:
             command += map(str, value)
         elif isinstance(parameter, click.Option) and parameter.is_flag:
             command.append(parameter.opts[0])
+        elif parameter.multiple:
+            command += [word for each in value for word in (parameter.opts[0], str(each))]
         else:
             command += [parameter.opts[0], str(value)]
     return shlex.join([*command, "--run-id", run_id])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib.util
 import re
 
-EXTRAS = {"triton": "triton", "matplotlib": "report", "cuda": "cuda"}
+EXTRAS = {"triton": "triton", "matplotlib": "report", "cuda": "cuda", "distributed": "campaign"}
 """The extra that brings a top-level module."""
 
 _NO_MODULE = re.compile(r"No module named '(\w+)")
