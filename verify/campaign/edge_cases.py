@@ -21,6 +21,9 @@ from verify.variant import Config, Declaration, Support
 
 _ROUND = 300  # draws; a millisecond each
 _ROUNDS = 5
+_FEW = 40  # draws
+_SEVERAL = 5  # rows and keys
+_TRIES = 3
 _SEVERAL_BLOCKS = 64  # keys
 _INT16 = 1 << 15
 _MANY_HEADS = 33  # query heads of one key head: more than a tile of 16 or 32 rows
@@ -49,6 +52,22 @@ def edge_cases(target: Target) -> list[Problem]:
         if not missing:
             break
     return list({problem.name: problem for problem in (*selected, *edges(target))}.values())
+
+
+def first_cases(target: Target) -> list[Problem]:
+    """A few small problems of several rows and keys, the sharpest first: with an O of 16 or more
+    bits, whose bounds are narrower.
+
+    A family draws the group of each case, so that few cases ask some of its groups nothing; these
+    do.
+    """
+    found = {p.name: p for p in draws(target.problems, _FEW) if p.pairs}.values()
+    several = [p for p in found if min(p.seqlen_q, p.seqlen_kv) >= _SEVERAL] or list(found)
+
+    def cost(p: Problem) -> tuple[bool, int]:
+        return p.scaled_output is not None, p.batch * p.heads_q * p.pairs * p.head_dim
+
+    return sorted(several, key=cost)[:_TRIES]
 
 
 _drawn: dict[tuple[object, ...], list[Problem]] = {}
