@@ -49,6 +49,8 @@ KERNELS = {  # in the order of their imports
         ("gluon", "hopper_forward"),
         ("gluon", "hopper_fp8_forward"),
         ("gluon", "hopper_cluster_forward"),
+        ("gluon", "partitions"),
+        ("gluon", "blackwell_forward"),
     )
 }
 FAKED = {f"kernels.{path.parent.name}.{name}": name for name, path in KERNELS.items()}
@@ -169,8 +171,10 @@ class Host:
     """The texts of one of KERNELS and of what it imports, edited or as they are; `forward` is the
     entry point on the CPU."""
 
-    def __init__(self, *edits: Edit, kernel: str = "hopper_forward") -> None:
-        self.machine = Machine()
+    def __init__(
+        self, *edits: Edit, kernel: str = "hopper_forward", machine: Machine | None = None
+    ) -> None:
+        self.machine = machine or Machine()
         self.name = kernel
         texts = {name: path.read_text(encoding="utf-8") for name, path in KERNELS.items()}
         own = [name for name in texts if f"{name} import" in texts[kernel] and "hopper" not in name]
