@@ -271,9 +271,6 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
 def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
     """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside SUPPORT."""
     SUPPORT.check(args, out)
-    reason = cluster.unavailable()
-    if reason is not None:
-        raise Unsupported("device", reason)
     if args.seqlen_q == 0:
         return
     if args.seqlen_kv == 0:  # the copy engine knows no empty tensor
@@ -281,6 +278,9 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
         if lse is not None:
             lse.fill_(-math.inf)
         return
+    reason = cluster.unavailable()
+    if reason is not None:
+        raise Unsupported("device", reason)
     kernel_launch = launch(args, out, lse)
     with torch.cuda.device_of(args.q):
         kernel_launch.run()

@@ -160,7 +160,7 @@ class Machine:
         return {
             "triton.experimental": Names(gluon=Names(jit=jit)),
             "triton.experimental.gluon": Names(language=gl),
-            f"{language}.nvidia": Names(hopper=hopper),
+            f"{language}.nvidia": Names(hopper=hopper, blackwell=Names()),
             f"{language}.nvidia.hopper": hopper,
             "triton.language": tl,
             "triton": Names(jit=jit, language=tl, cdiv=SHARED_NAMES["cdiv"]),

@@ -144,6 +144,35 @@ def test_a_right_kernel_passes_every_oracle_that_is_asked(output: str) -> None:
         assert judged(oracle, output, stored) is None, oracle.name
 
 
+def last_key_twice(s: Tensor) -> Tensor:
+    """The exponential of a kernel that takes the last key of every row twice."""
+    weights = torch.exp(s)
+    weights[..., -1] *= 2
+    return weights
+
+
+RELATED: dict[str, Kernel] = {
+    "key_permutation": Kernel(exp=last_key_twice, masked_zero=False),
+    "key_shift": Kernel(
+        maximum=lambda s: torch.zeros_like(s[..., :1]), exp=lambda s: torch.exp(s.clamp(max=20.0))
+    ),
+}
+
+
+@pytest.mark.parametrize("output", DTYPES)
+@pytest.mark.parametrize("name", RELATED)
+def test_relations_convict_in_8_bits(name: str, output: str) -> None:
+    """Keys in another order, and one vector added to all keys; their bounds are those of O8."""
+    oracle = next(oracle for oracle in asked() if oracle.name == name)
+    p = problem_of(output).but(mask=Problem.parse("sq=1,skv=1,d=16,dtype=float16").mask)
+    p = p.but(distribution="small_integers" if name == "key_shift" else "normal", seqlen_kv=8)
+    wrong = replace(RELATED[name], spoil=lambda out, of, call: stored(out, of))
+    right = Kernel(spoil=wrong.spoil)
+    declaration = declared(dtypes_out=DTYPES)
+    assert oracle.rule(trial(right, p, declaration)).finding is None
+    assert oracle.rule(trial(wrong, p, declaration)).finding is not None
+
+
 @pytest.mark.parametrize("output", DTYPES)
 @pytest.mark.parametrize("empty", ["seqlen_q", "seqlen_kv"])
 def test_a_right_kernel_passes_without_rows_or_without_keys(output: str, empty: str) -> None:

@@ -36,6 +36,7 @@ from verify.judging.trial import Trial
 from verify.oracles import Oracle
 from verify.oracles.integer_scores import exact_below
 from verify.oracles.numerics.hypotheses import exact_probabilities
+from verify.tolerance.arithmetic import U, relative
 from verify.tolerance.resolution import resolve
 from verify.tolerance.scaled_output import stored, stored_ends
 
@@ -106,7 +107,7 @@ def _bounds(trial: Trial, want: Tensor, logs: Tensor) -> tuple[Tensor, Tensor, T
         error = 2 * max(EXP[name].error for name in names)
         limit = LOG_ERROR * (1 + logs) + error + ULP * (2 + logs)
         if p.scaled_output is not None:
-            before = want * (3 * ULP + error)
+            before = want * (3 * ULP + error + relative(a.output_roundings, U))
             low, high = stored_ends(want, before, p.format_out, p.scaled_output)
             return (low + high) / 2, (high - low) / 2, limit
         rounding = 3 * ULP + error + a.output.unit_roundoff

@@ -320,6 +320,17 @@ def test_builds_are_for_hopper_alone() -> None:
     assert set(kernel._SPILL_BUDGETS) <= set(names["sm_90a"])
 
 
+def test_shared_memory_of_a_cta_holds_the_ring() -> None:
+    for config in kernel.VARIANT.configs:
+        assert dict(config.options) == {"ctas": cluster.CTAS}
+        for bucket in kernel.BUCKETS:
+            blocks = kernel.effective_blocks(config, bucket)
+            assert blocks.num_stages >= 1
+            tiles = blocks.block_m + 2 * blocks.num_stages * blocks.block_n
+            barriers = 8 * (2 * blocks.num_stages + 1)
+            assert 2 * bucket * tiles + barriers <= hopper_forward.SHARED_BYTES
+
+
 def test_a_build_is_a_cluster_launch_with_multicast() -> None:
     """Its budgets hold.  PTX: two CTAs to a cluster; K and V are fetched by multicast, by the first
     CTA alone, and Q is not; barriers are announced before the cluster meets."""
