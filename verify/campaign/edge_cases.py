@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hypothesis.errors import Unsatisfiable
+
 from references.masks import Causal, Documents, Full, Lengths, Mask, Prefix, Window, intersect
 from references.score_mods import Softcap
 from verify.campaign.targets import Target
@@ -59,9 +61,12 @@ def first_cases(target: Target) -> list[Problem]:
     bits, whose bounds are narrower.
 
     A family draws the group of each case, so that few cases ask some of its groups nothing; these
-    do.
+    do.  None where no draw fits the group.
     """
-    found = {p.name: p for p in draws(target.problems, _FEW) if p.pairs}.values()
+    try:
+        found = {p.name: p for p in draws(target.problems, _FEW) if p.pairs}.values()
+    except Unsatisfiable:
+        return []
     several = [p for p in found if min(p.seqlen_q, p.seqlen_kv) >= _SEVERAL] or list(found)
 
     def cost(p: Problem) -> tuple[bool, int]:

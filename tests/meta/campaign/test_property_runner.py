@@ -118,6 +118,14 @@ def test_each_group_of_a_family_is_asked_once() -> None:
     assert first_cases(target)[0].scaled_output is None
 
 
+def test_a_group_that_no_draw_fits_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Target, "fitted", lambda target, problem: None)
+    bench = Bench(breaks=True)
+    target = Target(declared(), declared().configs[0], "float16", "key_permutation")
+    hold_first(cast(Judge, bench), target)
+    assert first_cases(target) == bench.judged == []
+
+
 def test_the_first_case_of_a_group_can_fail() -> None:
     target = Target(declared(), declared().configs[0], "float16", "accuracy")
     with pytest.raises(Convicted, match="too long"):

@@ -356,6 +356,7 @@ def test_a_build_is_a_cluster_launch_with_multicast() -> None:
     copies = re.findall(r"cp\.async\.bulk\.tensor\.4d[^\s]*", ptx)
     shared = [copy for copy in copies if "multicast::cluster" in copy]
     assert (len(copies), len(shared)) == (1 + 2 * slots + 3, 2 * slots + 3)
+    assert re.search(r"mov\.b16\s+%rs\d+, 3;", ptx)  # the mask: both CTAs
     assert len(re.findall(r"mbarrier\.init", ptx)) == 2 * slots + 1
     announced = ptx.index("fence.mbarrier_init.release.cluster")
     assert announced < ptx.index("barrier.cluster.arrive") < ptx.index("barrier.cluster.wait")
