@@ -19,11 +19,13 @@ from verify.problem.coverage import bins_reachable, coverage_bins, square_only
 from verify.problem.lengths import raised
 from verify.problem.refusal import fewest_heads, inside, plainest
 from verify.problem.sampling import draws
+from verify.problem.strategies import Limits
 from verify.variant import Config, Declaration, Support
 
 _ROUND = 300  # draws; a millisecond each
 _ROUNDS = 5
-_FEW = 40  # draws
+_FEW = 24  # draws
+_SMALL = Limits(seqlen=70, long_seqlen=70, heads=4, batch=2, pairs=5000, elements=40_000)
 _SEVERAL = 5  # rows and keys
 _TRIES = 3
 _SEVERAL_BLOCKS = 64  # keys
@@ -64,7 +66,7 @@ def first_cases(target: Target) -> list[Problem]:
     do.  None where no draw fits the group.
     """
     try:
-        found = {p.name: p for p in draws(target.problems, _FEW) if p.pairs}.values()
+        found = {p.name: p for p in draws(target.within(_SMALL), _FEW) if p.pairs}.values()
     except Unsatisfiable:
         return []
     several = [p for p in found if min(p.seqlen_q, p.seqlen_kv) >= _SEVERAL] or list(found)
