@@ -12,13 +12,14 @@ import pytest
 from hypothesis import strategies as st
 
 from verify.campaign import halt, search_scope
+from verify.campaign.edge_cases import first_cases
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
 from verify.evidence import Phase, Verdict
 from verify.evidence.explanation import explain
 from verify.evidence.known_failures import FILE
 from verify.machine import settings
-from verify.oracles import Group, groups
+from verify.oracles import Group, groups, of_group
 from verify.problem import Problem
 from verify.problem.case import Case
 
@@ -147,6 +148,22 @@ def hold(judge: Judge, target: Target, source: st.DataObject | Problem | str) ->
     if failing:
         search.failed[case] = failing
     _convict(failing)
+
+
+def hold_first(judge: Judge, target: Target) -> None:
+    """Judge one case of a target at least: the first of `first_cases` that its oracles can judge.
+
+    Raises Convicted as `hold` does.
+    """
+    __tracebackhide__ = True
+    asked = {oracle.name for oracle in of_group(target.group)}
+    for problem in first_cases(target):
+        if halt.over():
+            return
+        verdicts = judge.judge(target, problem)
+        _convict(judge.unexpected_failures(verdicts))
+        if any(each.oracle in asked and each.outcome != "inapplicable" for each in verdicts):
+            return
 
 
 def _convict(failing: list[Verdict]) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hypothesis.errors import Unsatisfiable
+
 from references.masks import Causal, Documents, Full, Lengths, Mask, Prefix, Window, intersect
 from references.score_mods import Softcap
 from verify.campaign.targets import Target
@@ -17,10 +19,15 @@ from verify.problem.coverage import bins_reachable, coverage_bins, square_only
 from verify.problem.lengths import raised
 from verify.problem.refusal import fewest_heads, inside, plainest
 from verify.problem.sampling import draws
+from verify.problem.strategies import Limits
 from verify.variant import Support
 
 _ROUND = 300  # draws; a millisecond each
 _ROUNDS = 5
+_FEW = 24  # draws
+_SMALL = Limits(seqlen=70, long_seqlen=70, heads=4, batch=2, pairs=5000, elements=40_000)
+_SEVERAL = 5  # rows and keys
+_TRIES = 3
 _SEVERAL_BLOCKS = 64  # keys
 _INT16 = 1 << 15
 _MANY_HEADS = 33  # query heads of one key head: more than a tile of 16 or 32 rows
@@ -49,6 +56,25 @@ def edge_cases(target: Target) -> list[Problem]:
         if not missing:
             break
     return list({problem.name: problem for problem in (*selected, *edges(target))}.values())
+
+
+def first_cases(target: Target) -> list[Problem]:
+    """A few small problems of several rows and keys, the sharpest first: with an O of 16 or more
+    bits, whose bounds are narrower.
+
+    A family draws the group of each case, so that few cases ask some of its groups nothing; these
+    do.  None where no draw fits the group.
+    """
+    try:
+        found = {p.name: p for p in draws(target.within(_SMALL), _FEW) if p.pairs}.values()
+    except Unsatisfiable:
+        return []
+    several = [p for p in found if min(p.seqlen_q, p.seqlen_kv) >= _SEVERAL] or list(found)
+
+    def cost(p: Problem) -> tuple[bool, int]:
+        return p.scaled_output is not None, p.batch * p.heads_q * p.pairs * p.head_dim
+
+    return sorted(several, key=cost)[:_TRIES]
 
 
 _drawn: dict[tuple[object, ...], list[Problem]] = {}
