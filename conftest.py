@@ -30,15 +30,10 @@ if _WORKER:  # this process must not outlive the one that started it
 
 
 def _pin_gpu(worker: str) -> None:
-    """Assign the GPUs of CUDA_VISIBLE_DEVICES (or all GPUs) to the workers in turn, before CUDA
-    starts: a worker's own comes first, and it sees the others behind it."""
-    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not worker.startswith("gw"):
-        return
-    devices = device.gpus() if mask is None else mask.split(",")
-    if len(devices) > 1:
-        own = devices.pop(int(worker[2:]) % len(devices))
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([own, *devices])
+    """Assign the GPUs to the workers in turn, before CUDA starts."""
+    mask = device.gpus_for(worker)
+    if mask is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = mask
 
 
 _pin_gpu(_WORKER)
@@ -136,7 +131,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "long(seconds): a long test; workers start with these, so that they end together",
     )
-    config.addinivalue_line("markers", "covers: a test for every variant, config and dtype")
+    config.addinivalue_line(
+        "markers", "covers(profiles=...): a test for every variant, config and dtype"
+    )
     try:
         check()
     except SettingError as error:
@@ -201,8 +198,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(
             "targets", [pytest.param(targets, id=targets[0].id) for targets in families]
         )
-    if metafunc.definition.get_closest_marker("covers") is not None:
-        targets = [target for group in ("accuracy", "gradients") for target in run.targets(group)]
+    marker = metafunc.definition.get_closest_marker("covers")
+    if marker is not None:
+        asked = run.profile in marker.kwargs.get("profiles", (run.profile,))
+        groups = ("accuracy", "gradients") if asked else ()
+        targets = [target for group in groups for target in run.targets(group)]
         metafunc.parametrize(
             "target", [pytest.param(target, id=f"{target.group}-{target.id}") for target in targets]
         )

@@ -1,14 +1,20 @@
-"""What pyproject.toml cannot say: the wheel has the other folders in `verify/_bundled/`.
+"""What pyproject.toml cannot say: the wheel has the other folders in `verify/_bundled/`, and an
+sdist of the same sources is the same bytes.
 
-See verify/bundle.py for how they are imported from there.  An editable installation uses the
+See verify/bundle.py for how the folders are imported from there.  An editable installation uses the
 checkout's own folders.
 """
 
+import gzip
+import os
 import shutil
+import tarfile
+import time
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 BUNDLED = (
     "references",
@@ -17,6 +23,7 @@ BUNDLED = (
     "tests/properties",
     "tests/planted",
     "conftest.py",
+    "constraints.txt",
     "pyproject.toml",
 )
 
@@ -34,12 +41,44 @@ class BuildPy(build_py):
                 _copy(Path(name), Path(self.build_lib, "verify", "_bundled", name))
 
 
+class Sdist(sdist):
+    """sdist, whose archive says nothing of the machine: no owner, no order of a directory, and one
+    time for all files, SOURCE_DATE_EPOCH if it is set."""
+
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, **_):
+        """Write `base_name`.tar.gz of a folder; returns its path."""
+        if format != "gztar":
+            raise ValueError(f"--formats: {format!r} is not gztar")
+        seconds = int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
+
+        def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+            runs = member.isdir() or member.mode & 0o100
+            member.mode = 0o755 if runs else 0o644
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            member.mtime = seconds
+            return member
+
+        folder = Path(root_dir or ".", base_dir or ".")
+        target = Path(f"{base_name}.tar.gz")
+        with (
+            target.open("wb") as file,
+            gzip.GzipFile("", "wb", mtime=seconds, fileobj=file) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for path in sorted([folder, *folder.rglob("*")]):
+                name = path.relative_to(folder.parent).as_posix()
+                archive.add(path, name, recursive=False, filter=plain)
+        return str(target)
+
+
 def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
     else:
-        shutil.copyfile(source, target)
+        shutil.copy(source, target)
 
 
-setup(cmdclass={"build_py": BuildPy})
+os.umask(0o022)  # setuptools gives copied files the modes that this machine's user likes
+setup(cmdclass={"build_py": BuildPy, "sdist": Sdist})

@@ -27,8 +27,9 @@ class RowBlock:
     `index` places a result: `whole.flatten(0, 1)[block.index] = part`, with whole (batch, heads_q,
     rows, ...). Shapes: scores, scaled, magnitude, visible (bool), probabilities (heads, rows,
     keys); row_max, row_sum, lse (heads, rows); out (heads, rows, head_dim_v); values (heads, keys,
-    head_dim_v).  `visible` can be an expanded view. Sizes: of each row of Q, (heads, rows, 1); of
-    each column of K and V, (heads, 1, head_dim) and (heads, 1, head_dim_v).
+    head_dim_v); queries (heads, rows, head_dim); keys_of_heads (key heads, keys, head_dim).
+    `visible` can be an expanded view. Sizes: of each row of Q, (heads, rows, 1); of each column of
+    K and V, (heads, 1, head_dim) and (heads, 1, head_dim_v).
     """
 
     index: tuple[slice, slice]  # into (batch * heads_q, the chosen rows)
@@ -48,6 +49,9 @@ class RowBlock:
     query_sizes: Sizes
     key_sizes: Sizes  # of all chosen keys, visible or not
     value_sizes: Sizes
+    queries: Tensor
+    keys_of_heads: Tensor
+    key_heads: Tensor  # int64 (heads,): where the keys of each head are
 
 
 def row_blocks(
@@ -164,9 +168,14 @@ def _row_block(
         (slice(heads.start * group, heads.stop * group), chosen[1]),
     )
     lse = row_max + row_sum.log()
-    sizes = Sizes.of(q.view(shape[0], shape[1], -1), -1), *(x.repeated(group) for x in loaded.sizes)
+    queries, key_heads = (
+        q.view(shape[0], shape[1], -1),
+        torch.arange(shape[0], device=q.device) // group,
+    )
+    of_keys, of_values = (x.repeated(group) for x in loaded.sizes)
+    sizes = Sizes.of(queries, -1), of_keys, of_values
     softmax = scores, scaled, magnitude, visible, p, row_max, row_sum, out, lse, values
-    return RowBlock(index, tensor(rows), *softmax, loaded.part, *sizes)
+    return RowBlock(index, tensor(rows), *softmax, loaded.part, *sizes, queries, k, key_heads)
 
 
 def contract(weights: Tensor, factor: Tensor, seen: Tensor | None) -> Tensor:

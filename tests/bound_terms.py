@@ -131,11 +131,14 @@ def terms_of(element: Element) -> list[Term]:
     lost = float(each * block.visible[row] @ sizes) / total
     moved = float(values.deviation(w.grown.clone(), block.out)[at]) / total
     moved = min(moved, float(values.spread[column]))
-    kappa = float(a.values.kappas(w.keys, element.problem.seqlen_kv)[row])
-    rescales = relative(2 * a.blocks + a.division * a.normalised, U)
-    rounding = (1 + a.probability_roundoff) * (1 + kappa) * (1 + rescales) - 1
+    apart, sums = (float(part[row]) for part in a.values.splits(w.keys, element.problem.seqlen_kv))
+    between = relative(2 * a.blocks, U)
+    rescales = (1 + between) * (1 + relative(a.division * a.normalised, U)) - 1
+    rounding = (1 + a.probability_roundoff) * (1 + apart + sums) * (1 + rescales) - 1
+    of_sums = (1 + sums) * (1 + between) - 1
+    rounded = rounding * carried - of_sums * max(carried - size - moved, 0.0) / 2
     aligned = _aligned(element, w, carried, lost) * (1 + rescales)
-    before = moved + rounding * carried + lost + aligned
+    before = moved + rounded + lost + aligned
     drift = -math.expm1(-float(w.normaliser[row]))
     summed = (before + drift * size) / (1 - drift)
     divided = 0.0 if a.normalised else relative(a.division, U) * (size + summed)
@@ -144,7 +147,7 @@ def terms_of(element: Element) -> list[Term]:
     output = a.output.unit_roundoff * (size + inside) + a.output.smallest_subnormal / 2
     found = [
         Term("moved weights", "J", moved),
-        Term("P, product-sum, rescales", "R", rounding * carried),
+        Term("P, product-sum, rescales", "R", rounded),
         Term("small P", "lost", lost),
         Term("subnormal operands", "of P V", aligned),
         Term("row sum", "(ls |O| + ls * all above) / (1 - ls)", summed - before),

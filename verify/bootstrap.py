@@ -6,7 +6,7 @@ versions that constraints.txt pins, and the command is run again there.  VERIFY_
 this off.  An installed wheel sets up nothing: it says what is missing.
 
 `python -m verify.bootstrap headers` is for tox: it installs CUTLASS's headers into the environment
-that tox has made.
+that tox has made.  `verify setup cute` installs them, and what they include, into any other one.
 """
 
 from __future__ import annotations
@@ -24,27 +24,32 @@ from pathlib import Path
 from verify.bundle import INSTALLED, ROOT
 
 _IMPORT_NAMES = {"pytest-xdist": "xdist"}
+_CHECKOUT = ("", "triton", "report", "test")
 
 
 def groups() -> dict[str, list[str]]:
-    """What the commands need, as pyproject.toml lists it: the project's dependencies ("") and its
-    dependency groups."""
+    """What the commands need, as pyproject.toml lists it: the project's dependencies (""), its
+    extras and its dependency groups."""
     with (ROOT / "pyproject.toml").open("rb") as file:
-        project = tomllib.load(file)
-    return {"": project["project"]["dependencies"], **project["dependency-groups"]}
+        listed = tomllib.load(file)
+    project = listed["project"]
+    extras = project.get("optional-dependencies", {})
+    return {"": project["dependencies"], **extras, **listed["dependency-groups"]}
 
 
 def requirements() -> list[str]:
-    """What no command can do without."""
+    """What must be there: for a wheel what no command can do without, for a checkout what its
+    collection and its tests need, too."""
     found = groups()
-    return [*found[""], *found["test"]]
+    wanted = ("",) if INSTALLED else _CHECKOUT
+    return [requirement for name in wanted for requirement in found[name]]
 
 
 def missing() -> list[str]:
     """Required packages that cannot be imported here."""
     names = [_name(requirement) for requirement in requirements()]
     if not sys.platform.startswith("linux"):
-        names.remove("triton")
+        names = [name for name in names if name != "triton"]
     # ml_dtypes is an independent witness in tests only; a machine that lacks it lists those tests
     # as not run.
     needed = [name for name in names if name != "ml_dtypes"]
@@ -82,7 +87,8 @@ def ensure() -> None:
         pip = _pip(str(python))
         found = groups()
         compilers = [*found["cuda"], *found["cute"]] if sys.platform.startswith("linux") else []
-        commands = [[*pip, "--editable", str(ROOT), *requirements(), *compilers]]
+        # with the extra: its tests run in a clone
+        commands = [[*pip, "--editable", f"{ROOT}[campaign]", *requirements(), *compilers]]
         commands += [[*pip, "--no-deps", *found["cutlass"]]] if compilers else []
         if any(subprocess.run(command, check=False).returncode for command in commands):
             print("verify: the installation failed; the lines above say why", file=sys.stderr)
@@ -120,6 +126,25 @@ def headers() -> int:
     if all(_installed(requirement) for requirement in wanted):
         return 0
     return subprocess.run([*_pip(sys.executable), "--no-deps", *wanted], check=False).returncode
+
+
+def set_up_cute() -> int:
+    """Install what CuTe kernels include into this environment: CUTLASS's headers, without their
+    package's dependencies, and those of CUDA that they want.  Returns an exit code."""
+    found = groups()
+    if importlib.util.find_spec("pip") is None:
+        print(
+            f"verify: this environment has no pip; install with its own tool"
+            f" {', '.join(found['cute'])} and, without its dependencies,"
+            f" {', '.join(found['cutlass'])}",
+            file=sys.stderr,
+        )
+        return 3
+    for step in (found["cute"], ["--no-deps", *found["cutlass"]]):
+        if subprocess.run([*_pip(sys.executable), *step], check=False).returncode:
+            print("verify: the installation failed; the lines above say why", file=sys.stderr)
+            return 3
+    return 0
 
 
 def _pip(python: str) -> list[str]:

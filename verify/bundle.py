@@ -1,10 +1,10 @@
 """Where the suite's own files stand, and how they are imported.  Standard library alone.
 
-In a checkout `references/`, `kernels/` and `tests/` are top-level folders beside `verify/`.  An
+In a checkout `references/`, `kernels/` and `tests/` are top-level folders beside `verify/`. An
 installed wheel holds one top-level package, `verify`; the same folders lie in `verify/_bundled/`,
-with `conftest.py` and `pyproject.toml`.  ROOT is the folder that holds them in either case.  Their
-import names are the same in both (`references.masks`, `kernels.triton`): a finder at the head of
-`sys.meta_path`, which `import verify` puts there, looks for them in ROOT.
+with `conftest.py`, `constraints.txt` and `pyproject.toml`. ROOT is the folder that holds them in
+either case. Their import names are the same in both (`references.masks`, `kernels.triton`): a
+finder at the head of `sys.meta_path`, which `import verify` puts there, looks for them in ROOT.
 
 `references` is always served.  `kernels` is also the name of other people's packages (Hugging
 Face's is one), which a kernel on trial may import.  So it is served only in a process that called

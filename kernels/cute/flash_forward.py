@@ -68,7 +68,9 @@ from verify.variant import (
     Build,
     Config,
     Contract,
+    Maximum,
     Numerics,
+    Order,
     Output,
     Products,
     RowSum,
@@ -231,9 +233,11 @@ VARIANT = Variant(
         softmax=Softmax(
             scores="float32",
             exp="ex2.approx",
+            maximum=Maximum(key_order="ascending"),
             row_sum=RowSum(lanes=4, apart=True),  # a row's columns lie in four neighbouring lanes
         ),
         output=Output(probability="input"),
+        order=Order(head_dim="ascending"),  # `multiply` takes one step of head_dim after another
     ),
     contract=Contract(
         lse="natural",

@@ -31,6 +31,7 @@ from verify.variant import (
     Build,
     Config,
     Contract,
+    Maximum,
     Numerics,
     Output,
     Products,
@@ -378,7 +379,12 @@ VARIANT = Variant(
     support=SUPPORT,
     numerics=Numerics(
         products=Products(operands="input", instruction="wgmma", accumulator="float32"),
-        softmax=Softmax(scores="float32", exp="ex2.approx", row_sum=RowSum(apart=True)),
+        softmax=Softmax(
+            scores="float32",
+            exp="ex2.approx",
+            maximum=Maximum(key_order="whole_first"),
+            row_sum=RowSum(apart=True),
+        ),
         output=Output(probability="input"),
     ),
     contract=Contract(

@@ -65,7 +65,9 @@ from verify.variant import (
     STRIDED,
     Config,
     Contract,
+    Maximum,
     Numerics,
+    Order,
     Output,
     Products,
     RowSum,
@@ -323,7 +325,12 @@ SUPPORT = Support(
     capability=(8, 0),
 )
 # A row's columns lie in four neighbouring lanes.
-SOFTMAX = Softmax(scores="float32", exp="ex2.approx", row_sum=RowSum(lanes=4))
+SOFTMAX = Softmax(
+    scores="float32",
+    exp="ex2.approx",
+    maximum=Maximum(key_order="ascending"),
+    row_sum=RowSum(lanes=4),
+)
 
 
 def variant(tiling: Tiling, configs: Sequence[Config], *, narrow: bool = False) -> Variant:
@@ -337,7 +344,12 @@ def variant(tiling: Tiling, configs: Sequence[Config], *, narrow: bool = False) 
     )
     return _variant(
         f"ptx-{tiling.name.replace('_', '-')}{'-f16' if narrow else ''}",
-        Numerics(products=products, softmax=SOFTMAX, output=Output(probability="input")),
+        Numerics(
+            products=products,
+            softmax=SOFTMAX,
+            output=Output(probability="input"),
+            order=Order(head_dim="ascending"),  # `multiply_keys`, 16 columns for an MMA
+        ),
         Family(
             configs=configs,
             support=replace(

@@ -59,6 +59,7 @@ from verify.variant import (
     Build,
     Config,
     Contract,
+    Maximum,
     Numerics,
     Output,
     Products,
@@ -367,7 +368,12 @@ def _variant(name: str, stored: str, support: Support) -> Variant:
         support=support,
         numerics=Numerics(
             products=Products(operands="input", accumulator="float32"),
-            softmax=Softmax(scores="float32", exp="ex2.approx", row_sum=RowSum(apart=True)),
+            softmax=Softmax(
+                scores="float32",
+                exp="ex2.approx",
+                maximum=Maximum(key_order="whole_first", parts=None),
+                row_sum=RowSum(apart=True),
+            ),
             output=Output(probability="input", split_keys="input" if stored == "input" else True),
         ),
         # NaN at a key that a row of the tile sees reaches, as 0 * NaN in P V, the other rows.

@@ -61,6 +61,7 @@ from verify.variant import (
     Build,
     Config,
     Contract,
+    Maximum,
     Numerics,
     Output,
     Products,
@@ -301,7 +302,12 @@ VARIANT = Variant(
     support=SUPPORT,
     numerics=Numerics(
         products=Products(operands="input", accumulator="float32"),
-        softmax=Softmax(scores="float32", exp="ex2.approx", row_sum=RowSum(apart=True)),
+        softmax=Softmax(
+            scores="float32",
+            exp="ex2.approx",
+            maximum=Maximum(key_order="whole_first"),
+            row_sum=RowSum(apart=True),
+        ),
         output=Output(probability="input"),
     ),
     contract=Contract(

@@ -27,6 +27,7 @@ _SIDES = (
     *(0, 1, None, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65),
     *(127, 128, 129, 200, 257, 5000),
 )
+_SHAPES = ("as drawn",) * 4 + ("left open", "right open", "narrow")
 _ALIGNMENTS: tuple[Alignment, ...] = ("br", "tl")
 
 
@@ -74,7 +75,15 @@ class Window(Atom):
     @classmethod
     def draw(cls, choose: Choose, word: str, batch: int, seqlen_q: int, seqlen_kv: int) -> Window:
         left, right = choose.one_of(_SIDES), choose.one_of(_SIDES)
-        return Window(left, right, choose.one_of(_ALIGNMENTS))
+        alignment = choose.one_of(_ALIGNMENTS)
+        match choose.one_of(_SHAPES):
+            case "left open":
+                return Window(None, right, alignment)
+            case "right open":
+                return Window(left, None, alignment)
+            case "narrow":
+                return Window(min(left or 0, 3), min(right or 0, 3), alignment)
+        return Window(left, right, alignment)
 
     @classmethod
     def can_empty_rows(cls, word: str, *, square: bool) -> bool:

@@ -23,6 +23,7 @@ from verify.arithmetic.dtypes import dtype_named
 from verify.cuda.compile import Source
 from verify.cuda.sass import NotReadError, listing
 from verify.judging.comparison import compare
+from verify.judging.known_forward import needed
 from verify.judging.truth import compute_truth
 from verify.problem import Problem
 from verify.problem.inputs import Inputs, dequantised, tensors
@@ -307,7 +308,9 @@ class Program:
             )
             out = compare(ran.out, truth.out, truth.out_bound, problem.format_out).ratio[live]
             lse = compare(ran.lse, truth.lse, truth.lse_bound, dtype_named("float32")).ratio[live]
-            worst = max((float(part.max()) for part in (out, lse) if part.numel()), default=0.0)
+            known = needed(truth, ran.out, problem.format_out)[live]
+            parts = [float(part.max()) for part in (out, lse, known) if part.numel()]
+            worst = max(parts, default=0.0)
             yield worst if empty else math.inf
 
 

@@ -26,6 +26,7 @@ from verify.bundle import ROOT
 from verify.cuda.edits import Edit
 from verify.cuda.toolkit import includes as toolkit_includes
 from verify.judging.comparison import compare
+from verify.judging.known_forward import needed
 from verify.judging.truth import compute_truth
 from verify.problem import Problem
 from verify.problem.inputs import dequantised, tensors
@@ -221,8 +222,9 @@ class Program:
             )
             out = compare(ran.out, truth.out, truth.out_bound, problem.format_out).ratio[live]
             lse = compare(ran.lse, truth.lse, truth.lse_bound, dtype_named("float32")).ratio[live]
+            known = needed(truth, ran.out, problem.format_out)[live]
             yield (
-                max((float(part.max()) for part in (out, lse) if part.numel()), default=0.0)
+                max((float(part.max()) for part in (out, lse, known) if part.numel()), default=0.0)
                 if empty
                 else math.inf
             )

@@ -12,7 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.harness.declared import with_fields
-from tests.harness.emulated_sums import fused_dot, least_exponent, serial_dot, truncate_tf32
+from tests.harness.emulated_sums import (
+    fused_dot,
+    least_exponent,
+    serial_dot,
+    truncate_tf32,
+    truncated,
+)
 from verify.arithmetic.dot import fused_dot as exact_dot
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import DIVISION, EXP, LOG_ERROR, ULP
@@ -39,7 +45,9 @@ class Kernel:
     maximum, one fma per exponent, which also holds the scale of an 8-bit P, one serial row sum over
     all blocks); "eager" (normalised P); "split" (two halves, merged by LSE).  fault: a planted
     fault, see `test_tolerance`, or "".  normalises: whether the unit normalises subnormal operands.
-    eight: the instruction of 8-bit products, as the table of units names it.
+    eight: the instruction of 8-bit products, as the table of units names it.  errors: where
+    `Luck.AGAINST` moves exponentials: "O", or "V" (each where its V is, in the first column), "up",
+    "down", or "random".  tile: rows of a tile, where the order of keys depends on them.
     """
 
     name: str
@@ -50,6 +58,8 @@ class Kernel:
     fault: str = ""
     normalises: bool = False
     eight: str = ""
+    errors: str = "O"
+    tile: int = 16
 
     def but(self, **changes: object) -> Kernel:
         """Another kernel; names of `Numerics` fields change the numerics."""
@@ -114,7 +124,14 @@ class Steps:
 
     def sign(self, x: Tensor, v: Tensor) -> Tensor:
         """The sign of each exponential's error: positive if V of the key is above O, in the first
-        column."""
+        column, or as the kernel's `errors` say."""
+        if self.kernel.errors == "random":
+            made = torch.Generator().manual_seed(self.problem.seed)
+            return torch.randint(2, x.shape, generator=made).double() * 2 - 1
+        if self.kernel.errors in ("up", "down"):
+            return torch.full_like(x, 1.0 if self.kernel.errors == "up" else -1.0).double()
+        if self.kernel.errors == "V":
+            return torch.sign(v[:, None, :, 0].double()).expand(x.shape)
         exact = torch.softmax(
             x.double() * (LOG2E if self.kernel.style == "eager" else 1.0) * LN2, -1
         ).nan_to_num()
@@ -153,9 +170,10 @@ class Steps:
 
     def rounded(self, p: Tensor) -> Tensor:
         """P, rounded as for the product with V."""
-        return self.round(
-            p if self.kernel.style == "fused" else p * self.probability_scale, self.probability
-        )
+        p = p if self.kernel.style == "fused" else p * self.probability_scale
+        if self.kernel.fault == "P truncated":
+            return truncated(p, dtype_named(self.probability))
+        return self.round(p, self.probability)
 
     def weigh_parts(self, p: Tensor, v: Tensor, keys: slice, start: Tensor) -> Tensor:
         """start + round(P) V of these keys; in parts, each times its factor, if V has several."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verify.arithmetic.dtypes import dtype_named
+from verify.arithmetic.dtypes import DType, dtype_named
 from verify.arithmetic.mma import Unit
 
 _NOTHING = -900  # exponent of a zero term
@@ -89,3 +89,10 @@ def serial_sum(x: Tensor) -> Tensor:
 def truncate_tf32(x: Tensor) -> Tensor:
     """fp32 without its low 13 bits."""
     return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+def truncated(x: Tensor, kind: DType) -> Tensor:
+    """fp32 cut to the numbers of a format, towards 0; subnormals included, but no overflow."""
+    exponent = torch.frexp(x).exponent.clamp(min=kind.emin + 1)
+    last = exponent - kind.precision
+    return torch.ldexp(torch.ldexp(x, -last).trunc(), last)

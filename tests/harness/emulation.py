@@ -23,6 +23,7 @@ from torch import Tensor
 
 from references.score_mods import cap_of
 from tests.harness.emulated_steps import LOG2E, Kernel, Luck, Steps
+from tests.harness.emulated_sums import truncated
 from verify.arithmetic.instructions import ULP, tanh_error
 from verify.problem import Problem
 from verify.problem.inputs import tensors
@@ -59,7 +60,8 @@ def emulate(problem: Problem, kernel: Kernel, luck: Luck = Luck.NEAREST) -> Resu
 def store(out: Tensor, p: Problem, fault: str) -> Tensor:
     """O in fp32, rounded to the problem's dtype_out; an 8-bit one is scaled and saturates."""
     if p.scaled_output is None:
-        return out.to(p.format_out.torch)
+        cut = fault == "O truncated"
+        return (truncated(out, p.format_out) if cut else out).to(p.format_out.torch)
     for _ in range({"scale of O forgotten": 0, "scale of O twice": 2}.get(fault, 1)):
         out = out * torch.tensor(p.output_scale)
     largest = p.format_out.max
@@ -67,9 +69,7 @@ def store(out: Tensor, p: Problem, fault: str) -> Tensor:
         largest = 240.0 if p.dtype_out == "float8_e4m3fn" else 448.0
     inside = out.clamp(-largest, largest)
     if fault == "O truncated":
-        exponent = torch.frexp(inside).exponent.clamp(min=p.format_out.emin + 1)
-        last = exponent - p.format_out.precision
-        inside = torch.ldexp(torch.ldexp(inside, -last).trunc(), last)
+        inside = truncated(inside, p.format_out)
     stored = inside.to(p.format_out.torch)
     if fault != "O does not saturate":
         return stored
@@ -92,6 +92,8 @@ class Emulation(Steps):
         if fault == "causal off by one":
             visible = visible | torch.nn.functional.pad(visible, (1, 0))[..., :-1]
         raw = self.scores(q.flatten(0, 1).float(), k)
+        if fault == "drops the lightest key":
+            visible = visible & (raw != raw.amin(-1, keepdim=True))
         if self.kernel.style == "fused":
             raw = raw.masked_fill(~visible, -math.inf)
             out, lse = self.walk(raw, v, raw=True)
@@ -183,9 +185,29 @@ class Emulation(Steps):
 
     # Walks over the keys
 
-    def blocks(self, keys: int) -> Iterator[slice]:
+    def blocks(self, x: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """The blocks of keys in the declared order, with their scores, and the rows that take the
+        block now, (heads, rows, 1); scores of others are -inf."""
+        keys = x.shape[-1]
         size = self.numerics.softmax.block_n or max(keys, 1)
-        return (slice(at, min(at + size, keys)) for at in range(0, keys, size))
+        parts = [slice(at, min(at + size, keys)) for at in range(0, keys, size)]
+        order = self.numerics.softmax.maximum.key_order
+        if order == "descending":
+            parts.reverse()
+        if order != "whole_first":
+            every = torch.ones(*x.shape[:2], 1, dtype=torch.bool)
+            yield from ((part, x[..., part], every) for part in parts)
+            return
+        rows = torch.arange(-(-x.shape[1] // self.kernel.tile) * self.kernel.tile)
+        seen = (x > -math.inf)[:, rows.clamp(max=x.shape[1] - 1)].unflatten(
+            1, (-1, self.kernel.tile)
+        )
+        for first in (True, False):
+            for part in parts:
+                whole = seen[..., part].all(-1).all(-1) & (part.stop - part.start == size)
+                whole = whole.repeat_interleave(self.kernel.tile, 1)[:, : x.shape[1], None]
+                now = whole == first
+                yield part, x[..., part].masked_fill(~now, -math.inf), now
 
     def walk(self, x: Tensor, v: Tensor, raw: bool = False) -> tuple[Tensor, Tensor]:
         """The online softmax; x in log2 units, or raw scores whose scaling is fused into the
@@ -193,19 +215,24 @@ class Emulation(Steps):
         top, more = torch.full((*x.shape[:2], 1), -math.inf), math.log2(self.probability_scale)
         total, out = torch.zeros_like(top), torch.zeros(*x.shape[:2], v.shape[-1])
         sigma, sign = self.sigma(self.scale), self.sign(x, v)
-        for part in self.blocks(x.shape[-1]):
-            own = self.raised(x[..., part].amax(-1, keepdim=True), sigma if raw else 1.0)
+        before = top
+        for part, scores, now in self.blocks(x):
+            own = self.raised(scores.amax(-1, keepdim=True), sigma if raw else 1.0)
             new = torch.maximum(top, own)
+            if self.kernel.fault == "stale maximum":
+                new = torch.where(before == -math.inf, own, before)
+                before = torch.maximum(before, own)
             if self.numerics.softmax.maximum.lag:
                 ahead = (new - top) * (sigma if raw else 1.0)
                 new = torch.where(ahead > self.numerics.softmax.maximum.lag, new, top)
             base = torch.where(new == -math.inf, 0.0, new)
             if raw:
                 shift = base * sigma - more
-                y = (x[..., part].double() * sigma.double() - shift.double()).float()
+                y = (scores.double() * sigma.double() - shift.double()).float()
                 shrink = self.exp2((top - base) * sigma, 1.0, rescale=True)
             else:
-                y, shrink = x[..., part] - base, self.exp2(top - base, 1.0, rescale=True)
+                y, shrink = scores - base, self.exp2(top - base, 1.0, rescale=True)
+            shrink = torch.where(now, shrink, 1.0)
             p = self.exp2(y, sign[..., part])
             shrink = torch.ones_like(shrink) if self.kernel.fault == "no rescale" else shrink
             total = self.count(p, total * shrink, raw)
@@ -215,6 +242,18 @@ class Emulation(Steps):
             self.descaled(torch.tensor(self.scale)) if raw else 1.0
         )
         return self.divide(out, total), self.log_sum(top, total, natural=raw)
+
+    def parts(self, x: Tensor) -> list[slice]:
+        """The keys of each part, some of them none."""
+        count, keys = self.numerics.softmax.maximum.parts, x.shape[-1]
+        if not count:
+            return [slice(0, keys // 2), slice(keys // 2, keys)]
+        size = self.numerics.softmax.block_n or max(keys, 1)
+        at = (x > -math.inf).flatten(0, 1).any(0).nonzero()
+        first, last = (int(at[0]) // size, int(at[-1]) // size + 1) if len(at) else (0, 0)
+        length = max(-(-(last - first) // count), 1) * size
+        starts = range(first * size, last * size, length)
+        return [slice(start, min(start + length, keys)) for start in starts] or [slice(0, 0)]
 
     def eager(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Softmax of complete rows, then one product; x in natural units."""
@@ -228,9 +267,9 @@ class Emulation(Steps):
         return out, self.log_sum(top, total, natural=True)
 
     def split(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Each half of the keys separately, merged by their LSE in fp32."""
-        half = x.shape[-1] // 2
-        parts = [self.walk(x[..., s], v[:, s]) for s in (slice(0, half), slice(half, None))]
+        """Each half of the keys, or as many parts as declared, separately, merged by their LSE in
+        fp32."""
+        parts = [self.walk(x[..., s], v[:, s]) for s in self.parts(x)]
         if self.numerics.output.split_keys == "input":
             parts = [(self.round(out, self.problem.dtype), lse) for out, lse in parts]
         logs = torch.stack([lse for _, lse in parts])

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import builtins
 import linecache
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,6 +23,16 @@ from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tests.harness.gluon_values import (
+    SHARED_NAMES,
+    Copied,
+    Event,
+    Int,
+    Names,
+    Place,
+    Shared,
+    constant,
+)
 from verify.arithmetic.dot import mma
 from verify.arithmetic.unit import Unit
 from verify.bundle import ROOT
@@ -36,203 +45,15 @@ KERNELS = {  # in the order of their imports
         ("triton", "tiles"),
         ("gluon", "ring"),
         ("gluon", "columns"),
+        ("gluon", "cluster"),
         ("gluon", "hopper_forward"),
         ("gluon", "hopper_fp8_forward"),
+        ("gluon", "hopper_cluster_forward"),
+        ("gluon", "partitions"),
+        ("gluon", "blackwell_forward"),
     )
 }
 FAKED = {f"kernels.{path.parent.name}.{name}": name for name, path in KERNELS.items()}
-
-Name = tuple[str, int]
-
-
-@dataclass(frozen=True)
-class Event:
-    """One thing that a thread asks of the machine.
-
-    kind: "init", "fence", "meet", "expect", "copy", "wait", "wgmma" (it begins to read), "done" (at
-    most `number` wgmma are left), "load" and "store" (of the thread itself) or "invalidate".
-    barrier: its name, as (array, number); tiles: those of tiles in shared memory.
-    number: arrivals of an init, bytes of an expect or a copy, the parity of a wait.
-    what: the operand and the first row of a copy, or the first column where rows begin at 0.
-    leader: one thread does it.
-    """
-
-    kind: str
-    barrier: Name | None = None
-    tiles: tuple[Name, ...] = ()
-    number: int = 0
-    what: tuple[str, int] = ("", 0)
-    leader: bool = False
-
-
-class Int(int):
-    """A number that can be converted, as those of a program can."""
-
-    def to(self, dtype: object) -> Int:
-        return self
-
-    def __floordiv__(self, other: int) -> Int:
-        return Int(int(self) // other)
-
-    def __mod__(self, other: int) -> Int:
-        return Int(int(self) % other)
-
-
-@dataclass(frozen=True)
-class Place:
-    """A pointer, or a tensor of pointers, into a tensor's storage."""
-
-    storage: Tensor
-    offset: Any
-
-    @staticmethod
-    def of(tensor: Tensor) -> Place:
-        storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
-        return Place(storage, tensor.storage_offset())
-
-    def __add__(self, step: Any) -> Place:
-        return Place(self.storage, self.offset + step)
-
-    @property
-    def dtype(self) -> Any:
-        return SimpleNamespace(element_ty=self.storage.dtype)
-
-
-@dataclass
-class Shared:
-    """An array of tiles or barriers in shared memory; `number` is None for all of it."""
-
-    events: list[Event]
-    name: str
-    shape: tuple[int, ...]
-    values: Tensor
-    number: int | None = None
-
-    def index(self, number: int) -> Shared:
-        if not 0 <= number < self.shape[0]:
-            raise IndexError(f"{self.name} has no place {number}")
-        return Shared(self.events, self.name, self.shape[1:], self.values[number], int(number))
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.name, self.number or 0
-
-    def permute(self, order: tuple[int, ...]) -> Shared:
-        return Shared(self.events, self.name, (), self.values.permute(order), self.number)
-
-    def reshape(self, shape: Sequence[int]) -> Shared:
-        if math.prod(shape) != math.prod(self.shape):
-            raise ValueError(f"{self.name}: {self.shape} is no {shape}")
-        return self
-
-    def load(self, layout: object) -> Tensor:
-        self.events.append(Event("load", tiles=(self.key,)))
-        return self.values.clone()
-
-    def store(self, values: Tensor) -> None:
-        self.events.append(Event("store", tiles=(self.key,)))
-        self.values.copy_(values)
-
-
-@dataclass(frozen=True)
-class Copied:
-    """A tensor as the copy engine sees it, made of what `hopper_forward.descriptor` gives."""
-
-    name: str
-    source: Any
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.source.base.dtype
-
-    @property
-    def shape(self) -> list[int]:
-        return self.source.shape
-
-    @property
-    def block_shape(self) -> list[int]:
-        return self.source.block_shape
-
-    @property
-    def block_type(self) -> Any:
-        return SimpleNamespace(nbytes=math.prod(self.block_shape) * self.dtype.itemsize)
-
-    def box(self, batch: int, head: int, row: int, dim: int) -> Tensor:
-        """The tile whose first element is there; elements out of bounds are zeros."""
-        base = self.source.base
-        whole = torch.as_strided(base, self.shape, self.source.strides, base.storage_offset())
-        _, _, rows, dims = self.block_shape
-        if not (0 <= batch < self.shape[0] and 0 <= head < self.shape[1]):
-            raise IndexError(f"{self.name}: no head {head} of batch {batch}")
-        inside = whole[batch, head, row : row + rows, dim : dim + dims]
-        box = torch.zeros(rows, dims, dtype=self.dtype)
-        box[: inside.shape[0], : inside.shape[1]] = inside
-        return box
-
-
-class Names(SimpleNamespace):
-    """A module's stand-in."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise AttributeError(f"the host model has no stand-in for {name!r}: add it there")
-
-
-def _where(condition: Any, yes: Any, no: Any) -> Any:
-    if isinstance(condition, Tensor):
-        return torch.where(condition, yes, no)
-    return yes if condition else no
-
-
-def _largest(x: Any, y: Any) -> Any:
-    if isinstance(x, Tensor) or isinstance(y, Tensor):
-        return torch.maximum(torch.as_tensor(x), torch.as_tensor(y))
-    return max(x, y)
-
-
-def _least(x: Any, y: Any) -> Any:
-    return -_largest(-x, -y)
-
-
-def _reduced(reduce: Any) -> Any:
-    def over(x: Tensor, axis: int) -> Any:
-        values = reduce(x, axis)
-        return values if values.ndim else Int(values.item())
-
-    return over
-
-
-def _load(place: Place) -> Tensor:
-    return place.storage[place.offset]
-
-
-def _store(place: Place, values: Tensor, mask: Tensor) -> None:
-    place.storage[torch.broadcast_to(place.offset, mask.shape)[mask]] = values[mask]
-
-
-def _constant(*shape: Any, **keywords: Any) -> None:
-    return None
-
-
-SHARED_NAMES = {
-    "constexpr": object,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "float32": torch.float32,
-    "static_range": range,
-    "cdiv": lambda x, y: -(-x // y),
-    "where": _where,
-    "maximum": _largest,
-    "minimum": _least,
-    "max": _reduced(torch.amax),
-    "min": _reduced(torch.amin),
-    "sum": _reduced(torch.sum),
-    "load": _load,
-    "store": _store,
-    "exp2": torch.exp2,
-    "log2": torch.log2,
-}
 
 
 @dataclass
@@ -240,10 +61,12 @@ class Machine:
     """The stand-ins of a program, and what it asked for.
 
     unit: what wgmma adds 8-bit products on; exact products and fp32 sums if None.
+    mask: the CTAs that a multicast reaches: Triton finds them by the layout of the tile.
     """
 
     program: int = 0
     unit: Unit | None = None
+    mask: tuple[int, ...] = (0, 1)
     events: list[Event] = field(default_factory=list)
     arrays: Iterator[int] = field(default_factory=lambda: iter(range(99)))
 
@@ -255,10 +78,18 @@ class Machine:
         return Shared(self.events, f"array {next(self.arrays)}", tuple(shape), values)
 
     def copy(
-        self, tensor: Copied, at: Sequence[int], barrier: Shared, tile: Shared, pred: bool = True
+        self,
+        tensor: Copied,
+        at: Sequence[int],
+        barrier: Shared,
+        tile: Shared,
+        pred: bool = True,
+        multicast: bool = False,
     ) -> None:
         if pred:
-            about = {"number": tensor.block_type.nbytes, "what": (tensor.name, int(at[2] + at[3]))}
+            about = {"what": (tensor.name, int(at[2] + at[3]))}
+            about["number"] = tensor.nbytes_per_cta
+            about["ctas"] = self.mask if multicast and not tensor.split else ()
             self.say("copy", barrier=barrier.key, tiles=(tile.key,), leader=True, **about)
             tile.values.copy_(tensor.box(*map(int, at)))
 
@@ -291,7 +122,7 @@ class Machine:
         layouts = ("NVMMADistributedLayout", "DotOperandLayout", "BlockedLayout", "SliceLayout")
         gl = Names(
             **SHARED_NAMES,
-            **dict.fromkeys(layouts, _constant),
+            **dict.fromkeys(layouts, constant),
             NVMMASharedLayout=NVMMASharedLayout,
             arange=lambda first, end, layout: torch.arange(first, end),
             full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
@@ -303,14 +134,19 @@ class Machine:
         )
         tl = Names(**SHARED_NAMES, program_id=lambda axis: Int(self.program))
         mbarrier = Names(
-            MBarrierLayout=_constant,
+            MBarrierLayout=constant,
             init=lambda b, count: self.say("init", barrier=b.key, number=count, leader=True),
             invalidate=lambda b: self.say("invalidate", barrier=b.key, leader=True),
             expect=self.expect,
             wait=self.wait,
+            fence_init_release_cluster=lambda: self.say("announce", leader=True),
         )
         hopper = Names(
-            fence_async_shared=lambda: self.say("fence"),
+            cluster=Names(
+                arrive=lambda relaxed=False: self.say("arrive"),
+                wait=lambda: self.say("await"),
+            ),
+            fence_async_shared=lambda cluster=False: self.say("fence", number=int(cluster)),
             mbarrier=mbarrier,
             tma=Names(async_copy_global_to_shared=self.copy),
             warpgroup_mma=self.multiply,
@@ -324,6 +160,7 @@ class Machine:
         return {
             "triton.experimental": Names(gluon=Names(jit=jit)),
             "triton.experimental.gluon": Names(language=gl),
+            f"{language}.nvidia": Names(hopper=hopper, blackwell=Names()),
             f"{language}.nvidia.hopper": hopper,
             "triton.language": tl,
             "triton": Names(jit=jit, language=tl, cdiv=SHARED_NAMES["cdiv"]),
@@ -334,8 +171,10 @@ class Host:
     """The texts of one of KERNELS and of what it imports, edited or as they are; `forward` is the
     entry point on the CPU."""
 
-    def __init__(self, *edits: Edit, kernel: str = "hopper_forward") -> None:
-        self.machine = Machine()
+    def __init__(
+        self, *edits: Edit, kernel: str = "hopper_forward", machine: Machine | None = None
+    ) -> None:
+        self.machine = machine or Machine()
         self.name = kernel
         texts = {name: path.read_text(encoding="utf-8") for name, path in KERNELS.items()}
         own = [name for name in texts if f"{name} import" in texts[kernel] and "hopper" not in name]
@@ -383,7 +222,8 @@ class Host:
             self.kernel.forward(args, out, lse, workspace)
             return
         made = self.kernel.launch(args, out, lse)
-        keywords = {k: v for k, v in made.keywords.items() if k != "enable_fp_fusion"}
+        options = ("enable_fp_fusion", "num_ctas")
+        keywords = {k: v for k, v in made.keywords.items() if k not in options}
         names = iter("qkv")
         given = {str(n): _given(x, names) for n, x in enumerate(made.arguments)}
         for program in range(made.programs):

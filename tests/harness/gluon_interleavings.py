@@ -10,6 +10,11 @@ The machine, after the PTX ISA (mbarrier, cp.async.bulk.tensor, wgmma, proxies):
 - wgmma owns its operands from its issue until a wait for it, in each warp.
 - Stores of threads, and a barrier's initialisation, are seen by the copy engine and by wgmma after
   a fence of the storing thread and a meeting of all warps.
+- Of a cluster: one copy can write into several CTAs, and each part has a barrier and bytes of its
+  own, in the CTA that it reaches. A warp that waits at the barrier of the cluster goes on when all
+  warps of all CTAs that have not left have arrived as often as it. Another CTA's copy comes after a
+  fence of the cluster by each warp that has stored into the tile. A CTA leaves no earlier than the
+  copies that it has begun, and those into its tiles, have come.
 
 The orders of events that do not touch the same barrier or tile are equivalent. So the bytes of a
 copy come only where some warp is about to touch its barrier or its tile: both orders are tried
@@ -20,8 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
-from tests.harness.gluon_host import Event, Name
+from tests.harness.gluon_values import Event, Name
 
 MOST_BYTES = 2**20 - 1  # of a phase: the range of an mbarrier's tx-count
 HALVES = 2
@@ -33,13 +39,16 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True)
 class Barrier:
-    """phase: how many have ended. seen: 1 after the leader's fence, 2 after a meeting."""
+    """phase: how many have ended. seen, of its CTA: 1 after the leader's fence, 2 after a meeting.
+    public, of the cluster: 1 once it is announced, 2 when the leader has arrived after that, 3 when
+    somebody has waited for all."""
 
     count: int
     pending: int
     missing: int = 0  # bytes
     phase: int = 0
     seen: int = 0
+    public: int = 0
     alive: bool = True
 
     def after(self) -> Barrier:
@@ -52,18 +61,20 @@ class Barrier:
 @dataclass(frozen=True)
 class Tile:
     """what: the operand and row that it holds. halves: those that still have to come. stores: by
-    warp, 1 after a store, 2 after the fence behind it."""
+    warp, 1 after a store, 2 after the fence behind it. issuer: the CTA that copies into it."""
 
     what: tuple[str, int]
     halves: int = 0
     barrier: Name = ("", 0)
     number: int = 0
     stores: tuple[int, ...] = ()
+    issuer: int = 0
+    unfenced: frozenset[int] = frozenset()  # warps whose stores no fence of the cluster has ordered
 
 
 @dataclass(frozen=True)
 class State:
-    """Where each warp is, and what lies in shared memory."""
+    """Where each warp is, and what lies in shared memory: those of the first CTA first."""
 
     places: tuple[int, ...]
     barriers: tuple[tuple[Name, Barrier], ...] = ()
@@ -72,27 +83,74 @@ class State:
 
 @dataclass
 class Program:
-    """The events of the leading warp and of the others.
+    """The events of the leading warp of a CTA and of the others.
 
     rows: by operand, the first row of each tile that wgmma must read, in this order.
+    warps: of each CTA.  halves: how many parts a copy's bytes come in.  absent: CTAs that run no
+    event of these kinds.
     """
 
     events: Sequence[Event]
     rows: dict[str, list[int]]
     warps: int = 2
     lazily: bool = True
+    ctas: int = 1
+    halves: int = HALVES
+    absent: dict[int, tuple[str, ...]] = field(default_factory=dict)
     states: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        others = [event for event in self.events if not event.leader]
-        self.programs = [list(self.events), *[others] * (self.warps - 1)]
-        operands = {event.tiles[0][0]: event.what[0] for event in self.events if event.what[0]}
+        self.programs = [
+            list(self._program(cta, leads=warp == 0))
+            for cta in range(self.ctas)
+            for warp in range(self.warps)
+        ]
+        self.threads = range(len(self.programs))
+        everything = [event for events in self.programs for event in events]
+        operands = {event.tiles[0][0]: event.what[0] for event in everything if event.what[0]}
         self.wanted = [list(_wanted(events, operands, self.rows)) for events in self.programs]
         self.reading = [list(_reading(events)) for events in self.programs]
+        self.arrivals = [_counts(events, "arrive") for events in self.programs]
+        self.awaited = [_counts(events, "await") for events in self.programs]
+
+    def _program(self, cta: int, leads: bool) -> Iterator[Event]:
+        """The events of a warp, each with the names of the CTA that it touches."""
+        for event in self.events:
+            if (event.leader and not leads) or event.kind in self.absent.get(cta, ()):
+                continue
+            if not event.ctas:
+                yield self._placed(event, cta)
+            elif cta == event.ctas[0]:
+                yield from (self._placed(event, other) for other in event.ctas)
+
+    def _placed(self, event: Event, cta: int) -> Event:
+        def of(name: Name) -> Name:
+            return (f"CTA {cta}, {name[0]}", name[1]) if self.ctas > 1 else name
+
+        barrier = None if event.barrier is None else of(event.barrier)
+        return replace(event, barrier=barrier, tiles=tuple(map(of, event.tiles)))
+
+    def _arrived(self, state: State, name: Name, tile: Tile) -> State:
+        """The state after half the bytes of a copy."""
+        barriers, tiles = dict(state.barriers), dict(state.tiles)
+        tiles[name] = replace(tile, halves=tile.halves - 1)
+        barrier = barriers[tile.barrier]
+        missing = barrier.missing - tile.number // self.halves
+        barriers[tile.barrier] = replace(barrier, missing=missing).after()
+        return State(state.places, tuple(barriers.items()), tuple(tiles.items()))
+
+    def _near(self, warp: int, name: Name) -> bool:
+        """Whether a barrier or a tile lies in the CTA of that warp."""
+        return self.ctas == 1 or name[0].startswith(f"CTA {warp // self.warps},")
+
+    def _left(self, state: State, cta: int) -> bool:
+        """Whether all warps of a CTA have come to their end."""
+        own = range(cta * self.warps, (cta + 1) * self.warps)
+        return all(self._next(state, warp) is None for warp in own)
 
     def check(self) -> None:
         """Try every order. Raises ProtocolError."""
-        start = State((0,) * self.warps)
+        start = State((0,) * len(self.threads))
         seen = {start}
         pending = [start]
         while pending:
@@ -111,21 +169,38 @@ class Program:
         return events[place] if place < len(events) else None
 
     def _after(self, state: State) -> Iterator[State]:
-        upcoming = [self._next(state, warp) for warp in range(self.warps)]
-        if all(event is not None and event.kind == "meet" for event in upcoming):
-            yield self._meet(state)
-            return
+        upcoming = [self._next(state, warp) for warp in self.threads]
         for warp, event in enumerate(upcoming):
-            if event is not None and event.kind != "meet":
+            if event is None:
+                continue
+            # One of these changes nothing for the others, early or late.
+            if event.kind in ("arrive", "await"):
+                after = self._at_the_cluster(state, warp, event)
+                if after is not None:
+                    yield after
+                    return
+            elif event.kind in ("init", "announce") and self.ctas > 1:
+                yield from self._step(state, warp, event)
+                return
+        for cta in range(self.ctas):
+            own = range(cta * self.warps, (cta + 1) * self.warps)
+            if all(
+                event is not None and event.kind == "meet"
+                for event in upcoming[own.start : own.stop]
+            ):
+                yield self._meet(state, own)
+                return
+        for warp, event in enumerate(upcoming):
+            if event is not None and event.kind not in ("meet", "arrive", "await"):
                 yield from self._step(state, warp, event)
         touched = {event.barrier for event in upcoming if event is not None}
         touched |= {name for event in upcoming if event is not None for name in event.tiles}
         for name, tile in state.tiles:
             if tile.halves and (not self.lazily or touched & {name, tile.barrier}):
-                yield _arrived(state, name, tile)
+                yield self._arrived(state, name, tile)
 
     def _end(self, state: State) -> None:
-        for warp in range(self.warps):
+        for warp in self.threads:
             event = self._next(state, warp)
             if event is not None:
                 raise ProtocolError(f"deadlock: warp {warp} waits for ever at {event}")
@@ -133,16 +208,57 @@ class Program:
         if left:
             raise ProtocolError(f"never invalidated: {left}")
 
-    def _meet(self, state: State) -> State:
-        places = tuple(place + 1 for place in state.places)
+    def _meet(self, state: State, warps: range) -> State:
+        """The state after a meeting of the warps of a CTA."""
+        places = tuple(place + (warp in warps) for warp, place in enumerate(state.places))
         barriers = tuple(
-            (name, replace(b, seen=2) if b.seen == 1 else b) for name, b in state.barriers
+            (name, replace(b, seen=2) if b.seen == 1 and self._near(warps.start, name) else b)
+            for name, b in state.barriers
         )
         tiles = tuple(
-            (name, replace(t, stores=tuple(0 if s == 2 else s for s in t.stores)))
+            (
+                name,
+                replace(
+                    t,
+                    stores=tuple(0 if s == 2 and w in warps else s for w, s in enumerate(t.stores)),
+                ),
+            )
             for name, t in state.tiles
         )
         return State(places, barriers, tiles)
+
+    def _at_the_cluster(self, state: State, warp: int, event: Event) -> State | None:
+        """The state after an arrival at the cluster's barrier or a wait there, None if it goes on
+        waiting.  Raises ProtocolError."""
+        place = state.places[warp]
+        arrived, waited = self.arrivals[warp][place], self.awaited[warp][place]
+        barriers = state.barriers
+        if event.kind == "arrive" and arrived != waited:
+            raise ProtocolError(f"warp {warp} arrives twice at the cluster's barrier")
+        if event.kind == "await":
+            if arrived == waited:
+                raise ProtocolError(f"warp {warp} waits for the cluster and has not arrived")
+            for other in self.threads:
+                there = self.arrivals[other][state.places[other]] > waited
+                if not there and not self._left(state, other // self.warps):
+                    return None
+            barriers = tuple((n, replace(b, public=3) if b.public == 2 else b) for n, b in barriers)
+        elif warp % self.warps == 0:
+            barriers = tuple(
+                (n, replace(b, public=2) if b.public == 1 and self._near(warp, n) else b)
+                for n, b in barriers
+            )
+        places = (*state.places[:warp], place + 1, *state.places[warp + 1 :])
+        return self._checked(State(places, barriers, state.tiles), warp)
+
+    def _checked(self, state: State, warp: int) -> State:
+        """The state after a step of a warp.  Raises ProtocolError if its CTA leaves too early."""
+        cta = warp // self.warps
+        if self.ctas > 1 and self._left(state, cta):
+            for name, tile in state.tiles:
+                if tile.halves and (self._near(warp, name) or tile.issuer == cta):
+                    raise ProtocolError(f"CTA {cta} leaves while a copy into {name} is under way")
+        return state
 
     def _step(self, state: State, warp: int, event: Event) -> Iterator[State]:
         """The state after that event, if the warp goes on. Raises ProtocolError."""
@@ -157,18 +273,30 @@ class Program:
             barrier = barriers.get(name)
             if barrier is None or not barrier.alive:
                 raise ProtocolError(f"{event.kind} at {name}, which is no barrier then")
-            if barrier.seen < (2 if warp else 1 if event.kind == "copy" else 0):
+            if not self._sees(warp, name, barrier, event.kind):
                 raise ProtocolError(f"{event.kind} at {name} before all see its initialisation")
             if event.kind == "wait" and barrier.phase % 2 == event.number:
                 return  # it has not ended
             barriers[name] = _signalled(event, barrier, tiles)
         if event.kind == "fence":
             tiles = {key: _fenced(tile, warp) for key, tile in tiles.items()}
-            if warp == 0:
-                barriers = {key: replace(b, seen=max(b.seen, 1)) for key, b in barriers.items()}
+            if event.number:
+                tiles = {key: replace(t, unfenced=t.unfenced - {warp}) for key, t in tiles.items()}
+        if event.kind == "announce" or (event.kind == "fence" and warp % self.warps == 0):
+            for key, known in barriers.items():
+                if self._near(warp, key):
+                    public = max(known.public, int(event.kind == "announce"))
+                    barriers[key] = replace(known, seen=max(known.seen, 1), public=public)
         self._touch(state, warp, event, tiles)
         places = (*state.places[:warp], place + 1, *state.places[warp + 1 :])
-        yield State(places, tuple(barriers.items()), tuple(tiles.items()))
+        yield self._checked(State(places, tuple(barriers.items()), tuple(tiles.items())), warp)
+
+    def _sees(self, warp: int, name: Name, barrier: Barrier, kind: str) -> bool:
+        """Whether a warp, or the copy that it begins, can know that the barrier is initialised."""
+        if barrier.public == 3 or not self._near(warp, name):
+            return barrier.public == 3
+        leads = warp % self.warps == 0
+        return barrier.seen >= (2 if not leads else 1 if kind == "copy" else 0)
 
     def _touch(self, state: State, warp: int, event: Event, tiles: dict[Name, Tile]) -> None:
         """What an event does to its tiles. Raises ProtocolError."""
@@ -180,18 +308,23 @@ class Program:
             if any(held.stores) and event.kind not in ("load", "store"):
                 raise ProtocolError(f"{event.kind} of {name}, whose stores no fence has ordered")
             if event.kind in ("copy", "store"):
-                for other in range(self.warps):
+                for other in self.threads:
                     if name in self.reading[other][state.places[other]]:
                         raise ProtocolError(f"{event.kind} into {name}, which warp {other} reads")
             elif held.what != what:
                 raise ProtocolError(f"{event.kind} of {what} where {name} holds {held.what}")
             if event.kind == "copy":
                 assert event.barrier is not None
-                stores = (0,) * self.warps
-                tiles[name] = Tile(event.what, HALVES, event.barrier, event.number, stores)
+                if held.unfenced and not self._near(warp, name):
+                    raise ProtocolError(f"a copy into {name}, whose stores its CTA has not fenced")
+                stores = (0,) * len(self.threads)
+                issuer = warp // self.warps
+                tiles[name] = Tile(
+                    event.what, self.halves, event.barrier, event.number, stores, issuer
+                )
             elif event.kind == "store":
                 stores = (*held.stores[:warp], 1, *held.stores[warp + 1 :])
-                tiles[name] = replace(held, stores=stores)
+                tiles[name] = replace(held, stores=stores, unfenced=held.unfenced | {warp})
 
 
 def _signalled(event: Event, barrier: Barrier, tiles: dict[Name, Tile]) -> Barrier:
@@ -211,16 +344,6 @@ def _signalled(event: Event, barrier: Barrier, tiles: dict[Name, Tile]) -> Barri
             raise ProtocolError(f"{name} is invalidated before a copy has come")
         return replace(barrier, alive=False)
     return barrier
-
-
-def _arrived(state: State, name: Name, tile: Tile) -> State:
-    """The state after half the bytes of a copy."""
-    barriers, tiles = dict(state.barriers), dict(state.tiles)
-    tiles[name] = replace(tile, halves=tile.halves - 1)
-    barrier = barriers[tile.barrier]
-    missing = barrier.missing - tile.number // HALVES
-    barriers[tile.barrier] = replace(barrier, missing=missing).after()
-    return State(state.places, tuple(barriers.items()), tuple(tiles.items()))
 
 
 def _fenced(tile: Tile, warp: int) -> Tile:
@@ -259,3 +382,8 @@ def _wanted(
         if event.kind == "wgmma":
             for name in names:
                 read[name] = read.get(name, 0) + 1
+
+
+def _counts(events: Sequence[Event], kind: str) -> list[int]:
+    """Before each event, and at the end: how many of that kind there were."""
+    return list(accumulate((event.kind == kind for event in events), initial=0))

@@ -10,6 +10,7 @@ from verify.report import (
     Report,
     build,
 )
+from verify.tolerance import MODEL
 from verify.variant import Numerics
 
 CONFIG = "m64n64"
@@ -40,6 +41,10 @@ def report(problem: Problem, **measures: float) -> Report:
         for e in found.variants
         if e.ref == "triton-fwd"
     ]
-    return build(
-        dataclasses.replace(found, verdicts=(one,), variants=tuple(entries), builds=()), ()
+    runs = tuple(
+        dataclasses.replace(run, versions={**run.versions, "bounds": MODEL}) for run in found.runs
     )
+    made = dataclasses.replace(
+        found, runs=runs, verdicts=(one,), variants=tuple(entries), builds=()
+    )
+    return build(made, ())

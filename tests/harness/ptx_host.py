@@ -34,6 +34,7 @@ from verify.arithmetic.dtypes import dtype_named
 from verify.bundle import ROOT
 from verify.cuda.compile import Source
 from verify.judging.comparison import compare
+from verify.judging.known_forward import needed
 from verify.judging.truth import compute_truth
 from verify.problem import Layout, Problem, Storage
 from verify.problem.inputs import dequantised, stored_factors, tensors
@@ -248,7 +249,8 @@ def convict(
     ratio_lse = compare(
         lse, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32")
     ).ratio[live]
-    for name, ratio in (("O", ratio_out), ("LSE", ratio_lse)):
+    known = needed(truth, out, problem.format_out)[live]
+    for name, ratio in (("O", ratio_out), ("LSE", ratio_lse), ("O as known", known)):
         if ratio.numel() and not float(ratio.max()) <= 1:
             return f"{name}: {float(ratio.max()):.3g} of its bound"
     return None

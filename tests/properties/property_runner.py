@@ -11,14 +11,15 @@ from functools import cache
 import pytest
 from hypothesis import strategies as st
 
-from verify.campaign import halt
+from verify.campaign import halt, search_scope
+from verify.campaign.edge_cases import first_cases
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
 from verify.evidence import Phase, Verdict
 from verify.evidence.explanation import explain
 from verify.evidence.known_failures import FILE
 from verify.machine import settings
-from verify.oracles import Group, groups
+from verify.oracles import Group, groups, of_group
 from verify.problem import Problem
 from verify.problem.case import Case
 
@@ -48,7 +49,23 @@ class _Search:
 
 
 _ONE_CASE = 1.0  # the most that one case of a search counts
-_searches: defaultdict[str, _Search] = defaultdict(_Search)
+
+
+class _Searches(defaultdict[str, _Search]):
+    """Searches by target, of one lease: another one begins anew."""
+
+    def __init__(self) -> None:
+        super().__init__(_Search)
+        self.lease = ""
+
+    def of(self, target: Target) -> _Search:
+        if self.lease != search_scope.current():
+            self.clear()
+            self.lease = search_scope.current()
+        return self[f"{target.id}-{groups()[target.group].family or target.group}"]
+
+
+_searches = _Searches()
 
 
 def _budget(phase: Phase) -> float:
@@ -101,7 +118,7 @@ def hold(judge: Judge, target: Target, source: st.DataObject | Problem | str) ->
     if isinstance(source, Problem):
         _convict(judge.unexpected_failures(judge.judge(target, source)))
         return
-    search = _searches[f"{target.id}-{groups()[target.group].family or target.group}"]
+    search = _searches.of(target)
     problem = source.draw(target.problems, label="problem")
     case = f"{target.group}:{problem.name}"
     if case in search.failed:
@@ -112,7 +129,9 @@ def hold(judge: Judge, target: Target, source: st.DataObject | Problem | str) ->
             raise search.broken[1]
         return
     phase: Phase = "shrink" if search.failed else "generate"
-    ended = halt.out_of_time() if phase == "shrink" else halt.over()
+    ended = halt.over()
+    if phase == "shrink":
+        ended = halt.out_of_time() or not search_scope.shrinks()
     if case in search.judged or search.seconds[phase] > _budget(phase) or ended:
         return  # Hypothesis repeats one draw in five
     begun = time.monotonic()
@@ -129,6 +148,22 @@ def hold(judge: Judge, target: Target, source: st.DataObject | Problem | str) ->
     if failing:
         search.failed[case] = failing
     _convict(failing)
+
+
+def hold_first(judge: Judge, target: Target) -> None:
+    """Judge one case of a target at least: the first of `first_cases` that its oracles can judge.
+
+    Raises Convicted as `hold` does.
+    """
+    __tracebackhide__ = True
+    asked = {oracle.name for oracle in of_group(target.group)}
+    for problem in first_cases(target):
+        if halt.over():
+            return
+        verdicts = judge.judge(target, problem)
+        _convict(judge.unexpected_failures(verdicts))
+        if any(each.oracle in asked and each.outcome != "inapplicable" for each in verdicts):
+            return
 
 
 def _convict(failing: list[Verdict]) -> None:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import tier
-from tests.properties.property_runner import Convicted, check_all_are_asked, hold
-from verify.campaign.edge_cases import edge_cases
+from tests.properties.property_runner import Convicted, check_all_are_asked, hold, hold_first
+from verify.campaign.covering import covering
+from verify.campaign.edge_cases import edge_cases, leads
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
 from verify.cell.discovery import Unloadable
@@ -35,6 +36,14 @@ def test_is_within_its_bounds_and_contract(
 def test_fills_its_coverage_bins(target: Target, judge: Judge) -> None:
     """Every edge that the support allows is visited, however few random problems there are."""
     for problem in edge_cases(target):
+        hold(judge, target, problem)
+
+
+@pytest.mark.long(20)
+@pytest.mark.covers(profiles=("gpu", "nightly"))
+def test_meets_every_pair_of_levels(target: Target, judge: Judge) -> None:
+    """Any two levels of two factors that a problem of the support can have, some case has."""
+    for problem in covering(target, edge_cases(target)) if leads(target) else ():
         hold(judge, target, problem)
 
 
@@ -79,6 +88,20 @@ def test_holds_its_relations(
     """Related inputs have related results: one relation a case, bitwise or within the bounds of
     both results."""
     hold(judge, data.draw(st.sampled_from(targets), label="relation"), data)
+
+
+@tier.first_tier(tier.source_file)
+@pytest.mark.family_targets("exact")
+def test_answers_each_question_once(targets: tuple[Target, ...], judge: Judge) -> None:
+    """However few the draws are, each question of known answers is asked."""
+    _hold_first_of_each(judge, targets)
+
+
+@tier.first_tier(tier.source_file)
+@pytest.mark.family_targets("relations")
+def test_holds_each_relation_once(targets: tuple[Target, ...], judge: Judge) -> None:
+    """And so is each relation."""
+    _hold_first_of_each(judge, targets)
 
 
 @tier.first_tier(tier.variant)
@@ -175,6 +198,12 @@ def _hold_each(judge: Judge, target: Target) -> None:
                 break  # a kernel that hangs costs a deadline every time
     if found:
         raise found[0]
+
+
+def _hold_first_of_each(judge: Judge, targets: tuple[Target, ...]) -> None:
+    __tracebackhide__ = True
+    for target in targets:
+        hold_first(judge, target)
 
 
 check_all_are_asked(list(globals().values()))

@@ -146,7 +146,8 @@ def accumulated(unit: Unit, promotion: int, block: int = 0, blocks: int = 1) -> 
         else min(math.ceil(promotion / block), blocks - 1)
     )
     own = {f.name: getattr(unit, f.name) for f in fields(Unit)} | {"restarts": restarts}
-    return Promoted(**own, every=promotion)
+    parts = isinstance(unit, Envelope) and unit.parts
+    return Promoted(**own, every=promotion, parts=parts)
 
 
 @dataclass(frozen=True)

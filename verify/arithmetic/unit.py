@@ -7,6 +7,9 @@ p fraction bits.  A longer product is a chain. With G = sum |a||b| over all prod
 
     |computed - exact| <= kappa(n) G + underflow(n) + misalignment(n, ...)    while G < domain(n).
 
+No exact sum of some of the products exceeds H = (G + |sum ab|) / 2, and of kappa(n) = g + h, which
+`Unit.split` gives, the part h is relative to H: g G + h H takes the place of kappa(n) G.
+
 docs/arithmetic.md derives each part; `verify.arithmetic.dot` computes the model bit for bit.
 """
 
@@ -128,6 +131,19 @@ class Unit:
             chain + used.clamp(max=self.restarts) * 2.0**-self.fraction + 2.0 * self.operand_error
         )
 
+    def split(self, n: int) -> tuple[float, float]:
+        """kappa(n) in two parts, g and h: the error is at most g G + h H, where H, at most G,
+        bounds the exact sum of any of the products."""
+        whole = self.kappa(n)
+        apart = min(2.0 * self.operand_error, whole)
+        return apart, whole - apart
+
+    def splits(self, used: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """The same of `kappas`."""
+        whole = self.kappas(used, n)
+        apart = whole.clamp(max=2.0 * self.operand_error)
+        return apart, whole - apart
+
     def underflow(self, n: int) -> float:
         """What a product-sum of n terms may lose below the accumulator's normal range, whatever
         their magnitudes.
@@ -187,8 +203,22 @@ class Envelope(Unit):
     """A bound of several ways to add, for a kernel of which it is not known, or does not matter,
     which one it takes.
 
-    No instruction adds like this, so that it has no bits.
+    No instruction adds like this, so that it has no bits.  parts: one of these ways begins at zero
+    again and again, as `Promoted` does, so that nothing of kappa is relative to H.
     """
+
+    parts: bool = False
+
+    def split(self, n: int) -> tuple[float, float]:
+        """As `Unit.split`."""
+        return (self.kappa(n), 0.0) if self.parts else super().split(n)
+
+    def splits(self, used: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """As `Unit.splits`."""
+        if not self.parts:
+            return super().splits(used, n)
+        whole = self.kappas(used, n)
+        return whole, torch.zeros_like(whole)
 
     @property
     def group(self) -> int:
@@ -210,7 +240,7 @@ class AnyOf(Envelope):
     def these(*units: Unit) -> AnyOf:
         """The worst of them."""
         own = {each.name: getattr(units[0], each.name) for each in fields(Unit)}
-        return AnyOf(**own, units=units)
+        return AnyOf(**own, parts=True, units=units)
 
     def kappa(self, n: int) -> float:
         return max(unit.kappa(n) for unit in self.units)
@@ -251,6 +281,16 @@ class NearestChain(Unit):
         """As `Unit.kappas`."""
         return torch.expm1(used * math.log1p(2.0**-self.fraction)) + 2.0 * self.operand_error
 
+    def split(self, n: int) -> tuple[float, float]:
+        """As `Unit.split`: what rounds products is relative to G, what rounds sums to H."""
+        sums = math.expm1(max(n - 1, 0) * math.log1p(2.0**-self.fraction))
+        return self.kappa(n) - sums, sums
+
+    def splits(self, used: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """As `Unit.splits`."""
+        sums = torch.expm1((used - 1).clamp(min=0.0) * math.log1p(2.0**-self.fraction))
+        return self.kappas(used, n) - sums, sums
+
     def underflow(self, n: int) -> float:
         """As `Unit.underflow`: only products are rounded there, sums of subnormals are exact."""
         return (1 + self._growth(n)) * n * DTYPES[self.accumulator].smallest_subnormal / 2
@@ -269,11 +309,12 @@ class Promoted(Unit):
     fp32, to nearest; with `own`, to one in the accumulator's dtype.
 
     Each part errs by kappa(every) of its own magnitudes, and all of them together by that of the
-    whole; the additions follow, of which the first, to zero, is exact.
+    whole; the additions follow, of which the first, to zero, is exact.  parts: as in `Envelope`.
     """
 
     every: int = 1
     own: bool = False
+    parts: bool = False
 
     def kappa(self, n: int) -> float:
         chain = super().kappa(min(n, self.every))
@@ -285,6 +326,22 @@ class Promoted(Unit):
         return (1 + chain) * torch.exp(
             used.clamp(max=max(self._parts(n) - 1, 0)) * math.log1p(self._u)
         ) - 1
+
+    def split(self, n: int) -> tuple[float, float]:
+        """As `Unit.split`: each of several parts errs by its own largest partial sum, and these may
+        add up to G; the additions are of sums of some of the products."""
+        if self._parts(n) <= 1 and not self.parts:
+            return super().split(n)
+        chain, later = super().kappa(min(n, self.every)), self._later(n) - 1
+        return chain, (1 + chain) * later
+
+    def splits(self, used: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """As `Unit.splits`."""
+        if self._parts(n) <= 1 and not self.parts:
+            return super().splits(used, n)
+        whole = self.kappas(used, n)
+        chain = super().kappas(used.clamp(max=self.every), min(n, self.every))
+        return chain, whole - chain
 
     def underflow(self, n: int) -> float:
         """As `Unit.underflow`, in every part; sums of subnormals are exact."""

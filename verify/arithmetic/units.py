@@ -200,7 +200,7 @@ _TABLE: tuple[Entry, ...] = (
         ("sm_90",),
         ("float8",),
         ("",),
-        half(Envelope(8, 13, 13, wiring=_HOPPER), f"{MMASIM}; {SASS}"),
+        half(Envelope(8, 13, 13, wiring=_HOPPER, parts=True), f"{MMASIM}; {SASS}"),
     ),
     *_emulated(("sm_90", *_BLACKWELL)),
     *_both(
@@ -226,7 +226,7 @@ _TABLE: tuple[Entry, ...] = (
             _BLACKWELL,
             ("float8",),
             ("",),
-            Envelope(8, 25, 23, wiring=_HOPPER, source=f"{MMASIM}; {SASS}"),
+            Envelope(8, 25, 23, wiring=_HOPPER, parts=True, source=f"{MMASIM}; {SASS}"),
         )
     ),
     *_both(Entry(_RTX, _TYPES, _ALL, Unit(16, 25, 23, wiring=_HOPPER, source=MMASIM))),

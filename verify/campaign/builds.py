@@ -16,7 +16,8 @@ from typing import Any
 
 from verify.campaign.halt import over
 from verify.cell.process import COMPILER, Cell, ForkServer, Reply
-from verify.evidence import Built, Recorder
+from verify.evidence import Built, NotRun, Recorder
+from verify.machine.extras import lacked_by
 from verify.variant import Declaration, compiled_archs
 
 # The architecture that every profile compiles every variant for.
@@ -104,6 +105,10 @@ class Builder:
         reply = cell.compile(
             declaration.path, declaration.name, arch, name, disassemble=not spent.disassembly
         )
+        needs = None if reply.ok else lacked_by(reply.message)
+        if needs is not None:  # no compiler is no fault of the kernel's
+            self.recorder.write(NotRun(variant=declaration.ref, dtype="(builds)", reason=needs))
+            return []
         failed: dict[str, Any] = {"seconds": reply.seconds, "error": _error_text(reply)}
         built = reply.data["built"] if reply.ok else failed
         seconds = built["seconds"]

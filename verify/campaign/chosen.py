@@ -1,5 +1,5 @@
-"""A pytest plugin of every campaign: it judges the chosen dtypes and oracles alone, and writes down
-how many of its tests have ended.
+"""A pytest plugin of every campaign: it judges the chosen dtypes, oracles and shard alone, and
+writes down how many of its tests have ended.
 
 It imports nothing heavy until pytest is configured: it is imported before conftest.py has chosen a
 worker's GPU.
@@ -8,7 +8,7 @@ worker's GPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("verify")
     for name, what in (("dtype", "judge this dtype alone"), ("oracle", "ask this oracle alone")):
         group.addoption(f"--only-{name}", action="append", default=[], metavar="NAME", help=what)
+    group.addoption("--shard", metavar="I/N", help="judge the I-th of N parts alone")
 
 
 @pytest.hookimpl(trylast=True)
@@ -47,9 +48,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dtypes = config.getoption("--only-dtype")
     narrow = bool(dtypes or config.getoption("--only-oracle"))
     out = [item for item in items if narrow and not _wanted(_parameters(item), dtypes)]
+    names = {item.nodeid for item in items} - {item.nodeid for item in out}
+    shard = config.getoption("--shard")
+    if shard is not None:
+        number, _, count = shard.partition("/")
+        names = in_shard(names, int(number), int(count))
+        out = [item for item in items if item.nodeid not in names]
     if out:
         config.hook.pytest_deselected(items=out)
-        items[:] = [item for item in items if item not in out]
+        items[:] = [item for item in items if item.nodeid in names]
+
+
+def in_shard(names: Iterable[str], number: int, count: int) -> set[str]:
+    """Those of a campaign's tests that are in its shard of that number, from 1 to `count`.
+
+    The shards of a count are disjoint, their union is the whole, and their sizes differ by one at
+    most.  Neighbours in the order of names ask the same of another dtype or config, and take about
+    as long: they are dealt out in turn.
+    """
+    return set(sorted(names)[number - 1 :: count])
 
 
 def _parameters(item: pytest.Item) -> Mapping[str, Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hypothesis.errors import Unsatisfiable
+
 from references.masks import Causal, Documents, Full, Lengths, Mask, Prefix, Window, intersect
 from references.score_mods import Softcap
 from verify.campaign.targets import Target
@@ -17,10 +19,15 @@ from verify.problem.coverage import bins_reachable, coverage_bins, square_only
 from verify.problem.lengths import raised
 from verify.problem.refusal import fewest_heads, inside, plainest
 from verify.problem.sampling import draws
-from verify.variant import Config, Declaration, Support
+from verify.problem.strategies import Limits
+from verify.variant import Support
 
 _ROUND = 300  # draws; a millisecond each
 _ROUNDS = 5
+_FEW = 24  # draws
+_SMALL = Limits(seqlen=70, long_seqlen=70, heads=4, batch=2, pairs=5000, elements=40_000)
+_SEVERAL = 5  # rows and keys
+_TRIES = 3
 _SEVERAL_BLOCKS = 64  # keys
 _INT16 = 1 << 15
 _MANY_HEADS = 33  # query heads of one key head: more than a tile of 16 or 32 rows
@@ -39,7 +46,7 @@ def edge_cases(target: Target) -> list[Problem]:
     and the report says so.  Only the config with the smallest key tiles gets all of these; the
     others get `partial_tiles`.
     """
-    if target.config != _finest(target.declaration):
+    if not leads(target):
         return partial_tiles(target)
     cases: dict[str, Problem] = {}
     for number in range(_ROUNDS):
@@ -49,6 +56,25 @@ def edge_cases(target: Target) -> list[Problem]:
         if not missing:
             break
     return list({problem.name: problem for problem in (*selected, *edges(target))}.values())
+
+
+def first_cases(target: Target) -> list[Problem]:
+    """A few small problems of several rows and keys, the sharpest first: with an O of 16 or more
+    bits, whose bounds are narrower.
+
+    A family draws the group of each case, so that few cases ask some of its groups nothing; these
+    do.  None where no draw fits the group.
+    """
+    try:
+        found = {p.name: p for p in draws(target.within(_SMALL), _FEW) if p.pairs}.values()
+    except Unsatisfiable:
+        return []
+    several = [p for p in found if min(p.seqlen_q, p.seqlen_kv) >= _SEVERAL] or list(found)
+
+    def cost(p: Problem) -> tuple[bool, int]:
+        return p.scaled_output is not None, p.batch * p.heads_q * p.pairs * p.head_dim
+
+    return sorted(several, key=cost)[:_TRIES]
 
 
 _drawn: dict[tuple[object, ...], list[Problem]] = {}
@@ -66,9 +92,10 @@ def drawn(target: Target, count: int, number: int) -> list[Problem]:
     return [problem.but(dtype=target.dtype) for problem in _drawn[key]]
 
 
-def _finest(declaration: Declaration) -> Config:
-    """The config with the smallest key tiles, of which short problems have the most."""
-    return min(declaration.configs, key=lambda config: config.block_n or 64)
+def leads(target: Target) -> bool:
+    """Whether its config has the smallest key tiles, of which short problems have the most."""
+    finest = min(target.declaration.configs, key=lambda config: config.block_n or 64)
+    return target.config == finest
 
 
 def partial_tiles(target: Target) -> list[Problem]:
@@ -89,7 +116,7 @@ def edges(target: Target) -> list[Problem]:
     - keys without queries, whose gradients are 0, and queries without keys;
     - `partial_tiles`;
     - diagonals, windows, documents and prefixes whose corners are at the corners of tiles, or one
-      element beside them;
+      element beside them; windows of which one side is open;
     - Q, K and V in three different layouts;
     - many heads, groups and sequences; one or a few rows of grouped heads;
     - scales far from 1, and a negative scale under a cap;
@@ -163,6 +190,8 @@ def _corners(plain: Problem, tile: int) -> Iterator[Problem]:
     yield plain.but(seqlen_q=192, seqlen_kv=64, mask=Causal())
     for side in (64, 63):  # the first and the last row of 64 end at a corner
         yield plain.but(seqlen_q=192, seqlen_kv=384, mask=Window(side, side))
+    for window in (Window(20, None), Window(None, 20)):  # one side is open
+        yield plain.but(seqlen_q=40, seqlen_kv=100, mask=window)
     yield plain.but(seqlen_q=192, seqlen_kv=320, mask=Documents((128, 128, 64)))
     yield plain.but(seqlen_q=128, seqlen_kv=320, mask=Prefix(256))
     yield plain.but(seqlen_q=128, seqlen_kv=384)

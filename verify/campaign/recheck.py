@@ -2,7 +2,8 @@
 
 It needs no GPU and runs no kernel.  For O and LSE it computes the fp64 reference and the bound, for
 dQ, dK and dV only the reference gradient: the bound of a gradient depends on the O and LSE that the
-kernel saved, which a report does not hold.
+kernel saved, which a report does not hold.  If a report was made with bounds of another model
+(`verify.tolerance.MODEL`), its errors must be within today's bounds instead.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from verify.problem.case import Case
 from verify.problem.inputs import dequantised, dout, tensors
 from verify.report import Report, WorstCase, worst_cases
 from verify.report.pages import disagreements
+from verify.tolerance import MODEL
 from verify.tolerance.forward import resolve
 from verify.variant import Config, Numerics
 from verify.variant.numerics import rebuilt
@@ -68,7 +70,7 @@ def recheck(reports: Sequence[tuple[Path, Report]]) -> list[Recheck]:
 def recheck_report(report: Report) -> tuple[int, tuple[str, ...]]:
     """The number of a report's worst cases that name an element, and a text for each
     disagreement."""
-    arch = _arch(report)
+    arch, today = _arch(report), report["versions"].get("bounds") == MODEL
     located = [
         (v["numerics"], worst) for v, worst in worst_cases(report) if worst["index"] is not None
     ]
@@ -80,7 +82,9 @@ def recheck_report(report: Report) -> tuple[int, tuple[str, ...]]:
         pairs = list(group)
         worst = [one for _, one in pairs]
         try:
-            disagreeing += _forward(pairs[0][0], worst, arch) if forward else _gradients(worst)
+            disagreeing += (
+                _forward(pairs[0][0], worst, arch, today) if forward else _gradients(worst)
+            )
         except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
             # The case, the element or the declaration no longer exists, or the text is malformed.
             disagreeing.append(f"{case}: {' '.join(str(error).split())}")
@@ -92,9 +96,14 @@ def _arch(report: Report) -> str:
     return f"sm_{str(capability).replace('.', '')}" if capability else "cpu"
 
 
-def _forward(numerics: dict[str, Any], worst: list[WorstCase], arch: str) -> Iterator[str]:
+def _forward(
+    numerics: dict[str, Any], worst: list[WorstCase], arch: str, today: bool
+) -> Iterator[str]:
     """Texts where today's reference or bound of O or LSE differs from the report's, at the worst
-    elements of one case."""
+    elements of one case; under bounds of another model, where the report's error exceeds today's.
+
+    today: whether the report's bounds are of today's model.
+    """
     problem = _problem(worst[0])
     config = Config.parse(worst[0]["config"])
     arithmetic = resolve(rebuilt(Numerics, numerics), config, problem, arch)
@@ -110,7 +119,18 @@ def _forward(numerics: dict[str, Any], worst: list[WorstCase], arch: str) -> Ite
         yield from _disagreement(
             one, "reference", float(reference.flatten()[at]), one["reference"], limit
         )
-        yield from _disagreement(one, "bound", limit, one["bound"], limit)
+        if today:
+            yield from _disagreement(one, "bound", limit, one["bound"], limit)
+        else:
+            yield from _beyond(one, limit)
+
+
+def _beyond(worst: WorstCase, bound: float) -> Iterator[str]:
+    """A text if the error that the report tells of exceeds that bound."""
+    error = worst["r"] * worst["bound"] if worst["bound"] is not None else math.nan
+    if error > bound * (1 + _AGREEMENT):
+        place = f"error of {worst['tensor']}, element {worst['index']},"
+        yield f"{worst['case']}: {place} is {error!r}, today's bound is {bound!r}"
 
 
 def _problem(worst: WorstCase) -> Problem:

@@ -44,6 +44,7 @@ from verify.oracles import groups, used_files
 from verify.problem import kind_files
 from verify.problem.case import Case, CaseError
 from verify.statistics.verdicts import GROUP
+from verify.tolerance import MODEL
 from verify.variant import Config, Declaration
 
 _ROSTER, _LOST = "roster.json", "lost.txt"
@@ -279,6 +280,7 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
                     "torch": torch.__version__,
                     "hypothesis": hypothesis.__version__,
                     "judge": judge_hash(),
+                    "bounds": MODEL,
                     "cells": confinement.state(),
                     "xfails": digest(at_start()),
                     **_outside_files(),
@@ -310,6 +312,9 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
         for failure in () if run.files and discovered.unusable else discovered.failures:
             for record in _unloadable(failure):
                 recorder.write(record)
+        for file in discovered.unmet:
+            recorder.write(_unknown(file))
+            recorder.write(NotRun(variant=file.ref, reason=file.message))
 
 
 def _outside_files() -> dict[str, str]:
@@ -359,18 +364,22 @@ def _entry(declaration: Declaration) -> VariantEntry:
     )
 
 
-def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:
-    entry = VariantEntry(
-        ref=failure.ref,
-        name=failure.ref,
+def _unknown(file: Unloadable) -> VariantEntry:
+    """What stands for the variants of a file that was not loaded."""
+    return VariantEntry(
+        ref=file.ref,
+        name=file.ref,
         family="unknown",
-        path=failure.ref,
+        path=file.ref,
         source_hash="",
         configs=(),
         support={},
         numerics={},
         contract={},
     )
+
+
+def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:
     finding = Finding(
         oracle="loading",
         message=f"does not load: {failure.message}",
@@ -388,4 +397,4 @@ def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:
         problem="-",
         finding=finding,
     )
-    return [entry, verdict]
+    return [_unknown(failure), verdict]

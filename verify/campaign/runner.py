@@ -57,7 +57,8 @@ class RunRequest:
     oracles: files with further ones.  workers: "auto", or a number; 0 runs in one process.
     exit_first: stop at the first failing verdict.  select: an expression for pytest -k.
     all_configs: judge the variants' further configs, too.  only_dtypes, only_oracles: judge these
-    alone, by their names; () for all.  quiet: show no progress.
+    alone, by their names; () for all.  quiet: show no progress.  shard: "i/n", the i-th of n parts
+    of its tests; "" for all.
     """
 
     kernels: tuple[Path, ...] = ()
@@ -74,6 +75,7 @@ class RunRequest:
     only_dtypes: tuple[str, ...] = ()
     only_oracles: tuple[str, ...] = ()
     quiet: bool = False
+    shard: str = ""
 
     @property
     def directory(self) -> Path:
@@ -117,6 +119,7 @@ class RunRequest:
             arguments += ["--only-dtype", name]
         for name in self.only_oracles:
             arguments += ["--only-oracle", name]
+        arguments += ["--shard", self.shard] if self.shard else []
         return arguments
 
 
@@ -136,7 +139,7 @@ def execute(request: RunRequest, console: Console, deadline: float | None = None
     except OSError as error:
         raise RunnerError(_unwritable(request, str(error))) from None
     try:
-        with _interruptible():
+        with interruptible():
             return _execute(request, console, deadline)
     except KeyboardInterrupt:
         raise Interrupted from None
@@ -185,7 +188,7 @@ def _ended(process: starter.Process, patience: float = _REAPED) -> int:
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Treat SIGTERM, which `timeout` and job schedulers send, as Ctrl-C, so that the workers end
     too."""
 
@@ -218,10 +221,14 @@ def _status(returncode: int, request: RunRequest, output: str, console: Console)
     """The exit code of a campaign that has ended.  Raises RunnerError if pytest refused to run."""
     if returncode == _PYTEST_USAGE:
         raise RunnerError(_usage_error(output), USAGE)
-    narrowing = {"--dtype": request.only_dtypes, "--oracle": request.only_oracles}
+    narrowing = {
+        "--dtype": request.only_dtypes,
+        "--oracle": request.only_oracles,
+        "--shard": request.shard,
+    }
     options = [name for name, given in narrowing.items() if given]
     if returncode == _PYTEST_NOTHING and (request.select or options):
-        asked = [request.select, *request.only_dtypes, *request.only_oracles]
+        asked = [request.select, *request.only_dtypes, *request.only_oracles, request.shard]
         matched = " with ".join(repr(each) for each in asked if each)
         reasons = [f"nothing matches {matched}", _names(request), *_unloaded(request)]
         named = ["-k"] * bool(request.select) + options
@@ -233,9 +240,11 @@ def _status(returncode: int, request: RunRequest, output: str, console: Console)
             raise RunnerError(_unwritable(request, refused[1]))
         say(console, f"verify: {_unwritable(request, refused[1])}")
     if evidence is None or not evidence.verdicts:
-        console.print(output.strip()[-4000:], markup=False, highlight=False)
-        for line in () if evidence is None else _not_run(evidence):
-            console.print(line, markup=False, highlight=False)
+        not_run = [] if evidence is None else _not_run(evidence)
+        if not not_run or returncode != _PYTEST_NOTHING:
+            console.print(output.strip()[-4000:], markup=False, highlight=False)
+        for line in not_run:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
         console.print("nothing was judged", style="bold red")
         return INFRASTRUCTURE
     changed = judge_changed(evidence)
@@ -252,13 +261,19 @@ def _status(returncode: int, request: RunRequest, output: str, console: Console)
 
 
 def _not_run(evidence: Evidence) -> list[str]:
-    """A line for each variant that was not run, with the reason and with what was compiled."""
+    """A line for each variant that was not run, with the reason and with what was compiled; and
+    for each that could not be compiled."""
     compiled = Counter(built.variant for built in evidence.builds if built.resources)
     lines = {
         f"not run: {entry.variant}: {entry.reason}"
         + (f" (builds that compile: {count})" if (count := compiled[entry.variant]) else "")
         for entry in evidence.not_run
         if not entry.dtype
+    }
+    lines |= {
+        f"not compiled: {entry.variant}: {entry.reason.strip()}"
+        for entry in evidence.not_run
+        if entry.dtype == "(builds)" and not compiled[entry.variant]
     }
     return sorted(lines)
 

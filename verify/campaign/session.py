@@ -14,6 +14,7 @@ from typing import Any
 
 from verify.cell.fork_server import environment_of
 from verify.machine import leash, starter
+from verify.machine.extras import lacking
 from verify.machine.starter_process import leave
 
 # What a campaign's processes import sooner or later.  The command line is not among it: it decides
@@ -23,8 +24,8 @@ _MODULES = (
     "pytest",
     "verify.campaign.conclusion",
     "verify.document.terminal",
-    "matplotlib.backends.backend_svg",  # of the report
 )
+_PICTURES = "matplotlib.backends.backend_svg"  # of the report
 
 
 def main() -> int:
@@ -38,6 +39,8 @@ def main() -> int:
         starter.start(starter.CELLS, "verify.cell.child", environment_of(()))
     for module in _MODULES:
         import_module(module)
+    if lacking("matplotlib") is None:
+        import_module(_PICTURES)
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all pages
     starter.begin(starter.JUDGES)

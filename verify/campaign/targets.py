@@ -16,7 +16,7 @@ from verify.oracles import Oracle, groups, of_group
 from verify.problem import Problem, strategies
 from verify.problem.outside import outside
 from verify.problem.premises import broken, without_broken
-from verify.problem.strategies import LIMITS
+from verify.problem.strategies import LIMITS, Limits
 from verify.variant import Config, Declaration
 
 
@@ -47,7 +47,11 @@ class Target:
             if self.declaration.interpreted
             else "cpu"
         )
-        group, limits, declaration = groups()[self.group], LIMITS[device], self.declaration
+        return self.within(LIMITS[device])
+
+    def within(self, limits: Limits) -> SearchStrategy[Problem]:
+        """The problems that this target draws, no larger than that."""
+        group, declaration = groups()[self.group], self.declaration
         if group.outside:
             return outside(declaration, dtype=self.dtype, limits=limits).map(lambda pair: pair[0])
         masks = tuple(mask for mask in declaration.support.masks if mask != "full")

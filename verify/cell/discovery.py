@@ -22,6 +22,7 @@ from references.score_mods import mod_kind_of
 from verify.bundle import ROOT
 from verify.cell.process import PLAIN_CPU, PLAIN_CUDA, Cell, Environment, ForkServer, Reply
 from verify.cell.untrusted_text import visible
+from verify.machine.extras import advised, lacked_by
 from verify.problem import Problem
 from verify.problem.storage import storage_kind
 from verify.tolerance.backward import resolve as resolve_gradients
@@ -55,11 +56,15 @@ class Unloadable:
 class Roster:
     """The declarations of kernel files, and the files that do not load.
 
+    unmet: files that need a package of an extra that is not installed here, with what to install;
+    they are not run, which is no failure of theirs.
+
     It is JSON-ready data, so that a campaign's workers need not load the files again.
     """
 
     entries: tuple[dict[str, Any], ...]
     failures: tuple[Unloadable, ...]
+    unmet: tuple[Unloadable, ...] = ()
 
     @property
     def declarations(self) -> tuple[Declaration, ...]:
@@ -82,10 +87,30 @@ class Roster:
             return None
         return "; ".join(failure.line for failure in self.failures)
 
+    @property
+    def lacking(self) -> str | None:
+        """One line that says what to install, if there is nothing but files that need a package
+        that is not here; else None."""
+        if self.entries or self.failures or not self.unmet:
+            return None
+        return "; ".join(self.needs)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """One line for each package that files need and that is not here."""
+        by_package: dict[str, list[str]] = {}
+        for file in self.unmet:
+            by_package.setdefault(file.message, []).append(file.ref)
+        return tuple(f"not run: {', '.join(refs)}: {said}" for said, refs in by_package.items())
+
     def dumps(self) -> str:
         """As JSON text."""
         return json.dumps(
-            {"entries": self.entries, "failures": [vars(failure) for failure in self.failures]}
+            {
+                "entries": self.entries,
+                "failures": [vars(failure) for failure in self.failures],
+                "unmet": [vars(file) for file in self.unmet],
+            }
         )
 
     @staticmethod
@@ -93,7 +118,9 @@ class Roster:
         """The roster in a text of `dumps`."""
         data = json.loads(text)
         return Roster(
-            tuple(data["entries"]), tuple(Unloadable(**failure) for failure in data["failures"])
+            tuple(data["entries"]),
+            tuple(Unloadable(**failure) for failure in data["failures"]),
+            tuple(Unloadable(**file) for file in data.get("unmet", ())),
         )
 
 
@@ -117,6 +144,7 @@ def roster(files: list[Path] | None = None, shared: ForkServer | None = None) ->
     fork_server = ForkServer(environment()) if shared is None else shared
     entries: list[dict[str, Any]] = []
     failures: list[Unloadable] = []
+    unmet: list[Unloadable] = []
     try:
         for path in collection() if files is None else files:
             if visible(str(path.resolve())) != str(path.resolve()):
@@ -132,6 +160,10 @@ def roster(files: list[Path] | None = None, shared: ForkServer | None = None) ->
             cell.close()
             inside = path.resolve().is_relative_to(ROOT / "kernels")
             shown = str(path) if not inside else path.resolve().relative_to(ROOT).as_posix()
+            needs = None if reply.ok else lacked_by(reply.message)
+            if needs is not None:
+                unmet.append(Unloadable(shown, str(path.resolve()), needs))
+                continue
             if not reply.ok:
                 failures.append(Unloadable(shown, str(path.resolve()), _why(reply)))
                 continue
@@ -148,7 +180,7 @@ def roster(files: list[Path] | None = None, shared: ForkServer | None = None) ->
     finally:
         if shared is None:
             fork_server.close()
-    return Roster(tuple(entries), tuple(failures))
+    return Roster(tuple(entries), tuple(failures), tuple(unmet))
 
 
 def _why(reply: Reply) -> str:
@@ -164,7 +196,8 @@ def _entries(reply: dict[str, Any], path: Path, inside: bool) -> list[dict[str, 
     source = _hash(reply["sources"], path)
     found = [one.case for one in witnesses(_read(path))]
     entries = []
-    for data in reply["variants"]:
+    for given in reply["variants"]:
+        data = given | {name: advised(given[name]) for name in ("unavailable", "uncompilable")}
         ref = data["name"] if inside else f"{path}@{data['name']}"
         entry = {"ref": ref, "path": str(path.resolve()), "source_hash": source, "data": data}
         entry["witness"] = found

@@ -1,5 +1,5 @@
-"""The command line: run, fuzz, replay, report, compare, recheck, list, bench, sanitize, probe,
-profile, oracles, test.
+"""The command line: run, fuzz, campaign, replay, report, compare, recheck, list, bench, sanitize,
+probe, profile, oracles, setup, test.
 
 Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is
 incomplete.  docs/command-line.md describes them, the commands and the environment variables.  A
@@ -22,10 +22,11 @@ from verify.campaign.runner import (
     RunnerError,
     say,
 )
-from verify.cli import bench, replay, report, run, tools
+from verify.cli import bench, campaign, replay, report, run, setup, tools
 from verify.cli.options import UsageError, console
 from verify.evidence.known_failures import XfailsError
 from verify.machine import defaults, settings
+from verify.machine.extras import MissingPackageError
 
 __all__ = ["USAGE", "UsageError", "app", "console", "main"]
 
@@ -40,10 +41,6 @@ def app() -> None:
 
     Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is
     incomplete.
-
-    Environment: VERIFY_DEADLINE, VERIFY_BUILD_DEADLINE, VERIFY_LIFE_MEMORY, VERIFY_CONFINE,
-    VERIFY_WRITABLE, VERIFY_SEARCH_SECONDS, VERIFY_SHRINK_SECONDS, VERIFY_CUDA_CACHE,
-    VERIFY_BOOTSTRAP, VERIFY_WITH, VERIFY_COMPUTE_SANITIZER; see docs/command-line.md.
     """
     try:
         settings.check()
@@ -75,6 +72,7 @@ def _defaults() -> dict[str, Any]:
 for _command in (
     run.run,
     run.fuzz,
+    campaign.campaign,
     replay.replay,
     report.report,
     report.compare,
@@ -87,8 +85,13 @@ for _command in (
     tools.probe,
     tools.profile,
     tools.oracles,
+    setup.setup,
 ):
     app.add_command(_command)
+
+
+_names = ", ".join(setting.name for setting in settings.SETTINGS)
+app.help = f"{app.help}\n\nEnvironment: {_names}; see docs/command-line.md."
 
 
 def main() -> int:
@@ -104,6 +107,9 @@ def main() -> int:
     except RunnerError as error:
         say(console, f"verify: {error}")
         return error.status
+    except MissingPackageError as error:
+        say(console, f"verify: {error}")
+        return INFRASTRUCTURE
     except (click.exceptions.Abort, Interrupted, KeyboardInterrupt):
         say(console, "verify: interrupted")
         return INFRASTRUCTURE

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from verify import report as accuracy
 from verify.campaign.judged import judged
-from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, say
+from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, RunnerError, say
 from verify.cell.discovery import environment, roster
 from verify.cell.process import ForkServer
 from verify.cli.bench_selection import Request, last_record, select
@@ -23,6 +23,7 @@ from verify.evidence import new_run_id
 from verify.machine import clocks, device
 from verify.machine.clocks import ClockError
 from verify.machine.cores import cores
+from verify.machine.extras import lacking, need
 from verify.probes.worker import Job, do_all
 from verify.report.speed_plot import speed_plot
 from verify.timing import page, peaks
@@ -50,10 +51,14 @@ _MOST_PROCESSES = 8  # that load and compile at the same time
 def bench_kernels(request: Request, console: Console) -> int:
     """Time the kernels, write the record and show it; returns an exit code."""
     begun = time.monotonic()
+    if request.published is not None:
+        need("matplotlib")
     listed = roster(list(request.kernels) or None)
     if request.kernels and listed.unusable:
         say(console, f"verify: {listed.unusable}")
         return USAGE
+    if listed.lacking:
+        raise RunnerError(listed.lacking)
     before = clocks.reading()
     try:
         with clocks.locked(request.lock_mhz):
@@ -197,6 +202,10 @@ def _publish(record: Benchmark, folder: Path) -> None:
     """Write the record, its page and its plot; if the folder holds an accuracy report, write it
     again, so that it includes them."""
     write(record, folder, page.markdown(record))
+    if lacking("matplotlib") is not None:
+        (folder / "bench.svg").unlink(missing_ok=True)
+        accuracy.render_again(folder)
+        return
     picture = speed_plot(record)
     if picture is not None:
         shown = picture.replace('style="', 'style="background: white; ', 1)

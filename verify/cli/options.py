@@ -60,6 +60,14 @@ def _processes(context: click.Context, parameter: click.Parameter, count: str) -
     return count
 
 
+def _shard(context: click.Context, parameter: click.Parameter, text: str) -> str:
+    number, _, count = text.partition("/")
+    legal = all(re.fullmatch(r"[1-9]\d{0,5}", each, re.ASCII) for each in (number, count))
+    if text and not (legal and int(number) <= int(count)):
+        raise UsageError(f"--shard: {text!r} is not I/N with 1 <= I <= N, such as 2/8")
+    return text
+
+
 def _expression(context: click.Context, parameter: click.Parameter, text: str) -> str:
     """Check a -k expression with pytest's compiler now, and not after a minute of set-up.  Raises
     UsageError."""
@@ -196,11 +204,20 @@ seed = click.option("--seed", type=click.IntRange(min=0), help="Seed of the rand
 run_id = click.option(
     "--run-id", callback=_run_named, help="Name the run, or continue the run of that name."
 )
+shard = click.option(
+    "--shard",
+    default="",
+    metavar="I/N",
+    callback=_shard,
+    help="Judge the I-th of N parts; verify report --run A --run B joins them.",
+)
 exit_first = click.option(
     "--exitfirst", "-x", "exit_first", is_flag=True, help="Stop at the first failing verdict."
 )
 strict = click.option(
-    "--strict", is_flag=True, help="Exit with 1 where a declaration is lenient or narrow."
+    "--strict",
+    is_flag=True,
+    help="Exit with 1 where a variant is lenient, narrow or unexplained.",
 )
 
 

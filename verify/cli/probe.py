@@ -204,6 +204,9 @@ def _orders(report: ProbeReport, request: Request, console: Console) -> ProbeRep
         ProbeNotRun(f"summation order of {failure.ref}", "does not load")
         for failure in listed.failures
     ]
+    not_run += [
+        ProbeNotRun(f"summation order of {file.ref}", file.message) for file in listed.unmet
+    ]
     reasons = [(declaration, excludes_here(declaration)) for declaration in listed.declarations]
     not_run += [
         ProbeNotRun(f"summation order of {declaration.ref}", reason)

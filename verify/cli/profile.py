@@ -144,6 +144,8 @@ def _declarations(names: Sequence[str]) -> list[Declaration]:
     listed = roster(files or None)
     if files and listed.unusable:
         raise _Refused(USAGE, listed.unusable)
+    if listed.lacking:
+        raise _Refused(INFRASTRUCTURE, listed.lacking)
     variants = {declaration.ref: declaration for declaration in listed.declarations}
     for name in names:
         if name not in variants:

@@ -22,7 +22,7 @@ from rich.console import Console
 from verify.campaign.admission import too_large, unanswerable
 from verify.campaign.judge import Judge
 from verify.campaign.run import CampaignRun, open_run
-from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, say
+from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, RunnerError, say
 from verify.campaign.targets import Target, excludes_here
 from verify.cell.process import InfrastructureError
 from verify.evidence import INAPPLICABLE, Verdict, strict_json
@@ -51,6 +51,8 @@ def replay(case: Case, console: Console) -> int:
     if at and run.roster.unusable:
         say(console, f"verify: {run.roster.unusable}")
         return USAGE
+    if at and run.roster.lacking:
+        raise RunnerError(run.roster.lacking)
     target = _target(run, case, console)
     if isinstance(target, int):
         return target

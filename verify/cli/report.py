@@ -15,6 +15,7 @@ from verify.cli.options import UsageError, console
 from verify.cli.summary import conclude, objections, report_of, status_of
 from verify.evidence import EvidenceError, load
 from verify.evidence.known_failures import XfailsError
+from verify.machine.extras import need
 from verify.machine.places import published_parent, report_parent, state_directory
 
 
@@ -140,6 +141,8 @@ def report(
         raise UsageError(
             "--render: writes a folder's pages again; --run and --publish make another report"
         )
+    if render is not None or publish:
+        need("matplotlib")  # pages that others read have their pictures
     if render is not None:
         return _render(render)
     if schema is not None:
@@ -294,6 +297,7 @@ def recheck(folder: Path) -> int:
     """
     from verify.report import ReportError, index, reports_in
 
+    need("matplotlib")  # the pages hold pictures, which are drawn again
     options.load_kinds()
     try:
         reports = reports_in(folder)

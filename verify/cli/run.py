@@ -28,6 +28,7 @@ from verify.cli.summary import conclude
 @options.workers
 @options.run_id
 @options.select
+@options.shard
 @options.all_configs
 @options.exit_first
 @options.strict
@@ -66,7 +67,7 @@ def run(
     return conclude(
         request,
         lambda: execute(request, console, deadline),
-        complete=seconds is None and not names and not request.only_dtypes,
+        complete=not (seconds or names or request.only_dtypes or request.shard),
         strict=strict,
         files=Files(junit, sarif, summary),
     )

@@ -246,6 +246,8 @@ def _declarations(request: Request, run: CampaignRun) -> list[Declaration]:
     """
     if run.files and run.roster.unusable:
         raise _Refused(USAGE, run.roster.unusable)
+    if run.roster.lacking:
+        raise _Refused(INFRASTRUCTURE, run.roster.lacking)
     variants = {declaration.ref: declaration for declaration in run.roster.declarations}
     named = (request.case.variant,) if request.case is not None else request.variants
     for name in named:

@@ -124,8 +124,8 @@ def conclude(
     """Run a campaign with `judge`, print its results, and return the exit code.
 
     where: the folder of its report, if it is not the usual one.  complete: whether an incomplete
-    campaign is an error.  strict: whether a lenient or narrow declaration fails.  files: what to
-    write for other programs.
+    campaign is an error.  strict: whether a grave state (`verify.report.states`) fails.  files:
+    what to write for other programs.
     """
     try:
         status = judge()
@@ -250,6 +250,8 @@ def continue_command(run_id: str) -> str:
             command += map(str, value)
         elif isinstance(parameter, click.Option) and parameter.is_flag:
             command.append(parameter.opts[0])
+        elif parameter.multiple:
+            command += [word for each in value for word in (parameter.opts[0], str(each))]
         else:
             command += [parameter.opts[0], str(value)]
     return shlex.join([*command, "--run-id", run_id])

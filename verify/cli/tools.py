@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from verify.bundle import INSTALLED, ROOT
-from verify.campaign.runner import CLEAN, FAILED, say
+from verify.campaign.runner import CLEAN, FAILED, RunnerError, say
 from verify.cli import options
 from verify.cli.options import UsageError, console, existing
 from verify.machine.places import published_parent, report_parent
@@ -33,6 +33,8 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
     listed = roster(list(files) or None)
     if files and listed.unusable:
         raise UsageError(listed.unusable)
+    if listed.lacking:
+        raise RunnerError(listed.lacking)
     table = Table("variant", "family", "dtypes", "head dims", "masks", "configs", "here")
     for declaration in listed.declarations:
         support = declaration.support
@@ -54,6 +56,8 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
     console.print(table)
     for failure in listed.failures:
         say(console, f"{failure.ref} does not load: {failure.message}")
+    for line in listed.needs:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     return FAILED if listed.failures else CLEAN
 
 
@@ -105,7 +109,13 @@ def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_j
 @click.command()
 @options.kernels
 @click.option(
-    "--tool", "tools", multiple=True, type=click.Choice(_TOOLS), default=_TOOLS, show_default=True
+    "--tool",
+    "tools",
+    multiple=True,
+    type=click.Choice(_TOOLS),
+    default=_TOOLS,
+    show_default=True,
+    help="Only this tool; repeat it for several.",
 )
 @click.option(
     "--variant",

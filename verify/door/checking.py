@@ -23,12 +23,14 @@ from verify.evidence import Evidence, Verdict
 from verify.evidence.errors import read as errors_of
 from verify.evidence.explanation import explain, smallest
 from verify.evidence.known_failures import xfails_in
+from verify.machine import device
 from verify.machine.defaults import Defaults, defaults
 from verify.variant.checks import Check, flag, one_of, some_of, wholes
 from verify.variant.validation import INPUT_DTYPES, MOST_HEAD_DIM, within
 
 EXAMPLES = 10  # per dtype and group of oracles, if nothing is said
 _FAILURES = 4  # kinds of failures that the message tells in full
+_GPUS = "CUDA_VISIBLE_DEVICES"
 _PYTEST = "PYTEST_"  # variables of the pytest that calls: its options are not the campaign's
 
 
@@ -178,12 +180,20 @@ def campaign(request: RunRequest, deadline: float | None) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def _without_pytest() -> Iterator[None]:
-    """Hide the variables of a surrounding pytest from the campaign's own."""
-    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(_PYTEST)}
+    """Hide the variables of a surrounding pytest from the campaign's own.  The campaigns of
+    different workers of pytest-xdist get different GPUs."""
+    mask = device.gpus_for(os.environ.get("PYTEST_XDIST_WORKER", ""))
+    changed = [name for name in os.environ if name.startswith(_PYTEST)]
+    changed += [] if mask is None else [_GPUS]
+    before = {name: os.environ.pop(name) for name in changed if name in os.environ}
+    if mask is not None:
+        os.environ[_GPUS] = mask
     try:
         yield
     finally:
-        os.environ.update(hidden)
+        for name in changed:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def _concluded(request: RunRequest, status: int, file: Path, printed: str) -> Report:

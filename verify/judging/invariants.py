@@ -31,6 +31,8 @@ KNOWN = (
     *("products.prescale", "products.promotion"),
     *("softmax.scores", "softmax.exp", "softmax.scale_roundings", "softmax.softcap_tanh"),
     *("softmax.block_n", "softmax.row_sum.lanes", "softmax.row_sum.apart"),
+    # An order narrows what a kernel can do; the slacks hold for every one.
+    *("order.head_dim", "softmax.maximum.key_order", "softmax.maximum.parts"),
     *("output.probability", "output.values", "output.probability_scale", "output.normalised"),
     *("output.split_keys", "output.division", "output.roundings"),
 )

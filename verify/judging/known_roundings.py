@@ -14,7 +14,7 @@ from verify.judging.findings import place, worst
 from verify.judging.lattice import acceptable, explained
 from verify.judging.trial import Trial
 from verify.tolerance.backward import GradientTruth
-from verify.tolerance.gradients_intervals import Interval
+from verify.tolerance.intervals import Interval
 from verify.variant import GradientNumerics, ScoreGradient
 
 

@@ -23,7 +23,7 @@ from verify.problem.inputs import Inputs, dequantised, dout, tensors
 from verify.tolerance import backward
 from verify.tolerance import forward as tolerance
 from verify.tolerance.backward import GradientTruth
-from verify.variant import Config, Declaration, GradientNumerics
+from verify.variant import Config, Declaration, GradientNumerics, Numerics
 
 _MOST_MEMORY = 8 << 30  # bytes of one run's buffers
 
@@ -312,6 +312,11 @@ class Trial:
                 tolerance.resolve(tolerance.BEST, self.config, self.problem, self.arch)
             )
         return compute_truth(self.problem, self.expanded, arithmetics, self.clock)
+
+    def truth_under(self, numerics: Numerics, config: Config) -> Truth:
+        """The `truth` with the bounds of other numerics, and of a config of them."""
+        arithmetic = tolerance.resolve(numerics, config, self.problem, self.arch)
+        return compute_truth(self.problem, self.expanded, [arithmetic], self.clock)
 
     def truth_at(self, rows: Tensor) -> Truth:
         """The `truth` of some rows alone, in that order; rows: int64 positions in seqlen_q."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from verify.machine import turns
 from verify.problem import Problem
 from verify.tolerance import forward as tolerance
 from verify.tolerance.forward import ForwardArithmetic
+from verify.tolerance.intervals import Interval
 from verify.tolerance.maxima import shared_excess
 from verify.tolerance.scaled_output import stored
 
@@ -37,6 +38,7 @@ class Truth:
     head_dim_v), lse and lse_bound.  Those of an 8-bit O are of the numbers that are stored.
 
     best_out_bound: the bound of the tightest possible arithmetic of the dtype, if requested.
+    interval: where O lies before its last rounding, if the arithmetic declares an order of keys.
     """
 
     out: Tensor
@@ -44,6 +46,7 @@ class Truth:
     out_bound: Tensor
     lse_bound: Tensor
     best_out_bound: Tensor | None = None
+    interval: Interval | None = None
 
     @property
     def empty(self) -> Tensor:
@@ -101,6 +104,9 @@ def _compute_truth(
     }
     if len(arithmetics) > 1:
         made["best_out_bound"] = torch.zeros_like(made["out"])
+    if arithmetics[0].ordered:
+        made["middle"] = torch.zeros_like(made["out"])
+        made["reach"] = torch.zeros_like(made["out"])
     with clock.timed("generate"):
         q, k, v = (tensor.to(device) for tensor in inputs)
     above = shared_excess(p, q, k, arithmetics[0], rows)
@@ -126,18 +132,22 @@ def _compute_truth(
                 bounds.out.cpu(),
                 bounds.lse.cpu(),
             )
+            if bounds.interval is not None:
+                made["middle"][block.index] = bounds.interval.middle.cpu()
+                made["reach"][block.index] = bounds.interval.reach.cpu()
             for other in arithmetics[1:]:
                 made["best_out_bound"][block.index] = tolerance.bound(block, other, p).out.cpu()
     if rows is None and arithmetics[0].values.spills:
         made["out_bound"] = spilled(made["out_bound"])
     if rows is not None and device.type == "cuda":
         torch.cuda.empty_cache()  # gigabytes, which other workers on this device need
-    return Truth(
-        **{
-            name: tensor.view(p.batch, p.heads_q, *tensor.shape[1:])
-            for name, tensor in made.items()
-        }
-    )
+    viewed: dict[str, Any] = {
+        name: tensor.view(p.batch, p.heads_q, *tensor.shape[1:]) for name, tensor in made.items()
+    }
+    if not arithmetics[0].ordered:
+        return Truth(**viewed)
+    span = Interval(viewed.pop("middle"), viewed.pop("reach"))
+    return Truth(**viewed, interval=span)
 
 
 def on_device(products: float, compute: Callable[[torch.device], T]) -> T:

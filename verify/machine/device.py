@@ -78,6 +78,22 @@ def gpus() -> list[str]:
     return [gpu[1] for gpu in _nvidia_smi()]
 
 
+def gpus_for(worker: str) -> str | None:
+    """What CUDA_VISIBLE_DEVICES is to hold in a worker of pytest-xdist ("gw0", "gw1"...), so that
+    workers have different GPUs: its own comes first, and it sees the others behind it.
+
+    The GPUs are those that the variable names now, or all.  None: it stays as it is.
+    """
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not worker.startswith("gw"):
+        return None
+    devices = gpus() if mask is None else mask.split(",")
+    if len(devices) < 2:
+        return None
+    own = devices.pop(int(worker[2:]) % len(devices))
+    return ",".join([own, *devices])
+
+
 def uuid() -> str | None:
     """The UUID of the first GPU that CUDA_VISIBLE_DEVICES leaves visible, or None."""
     visible = _visible(_nvidia_smi(), os.environ.get("CUDA_VISIBLE_DEVICES"))

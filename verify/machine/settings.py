@@ -1,4 +1,5 @@
-"""Settings: the environment variables for users, and their legal values (docs/command-line.md)."""
+"""Settings: the environment variables for users, and their legal values
+(docs/reference/environment.md)."""
 
 from __future__ import annotations
 
@@ -13,18 +14,33 @@ class SettingError(ValueError):
     """A variable has an illegal value; the message names it and the legal values in one line."""
 
 
+LEGAL = {
+    "positive": "a number of seconds above 0",
+    "seconds": "a number of seconds of at least 0",
+    "size": "a number of GiB above 0",
+    "switch": "0 or 1",
+    "directory": "the path of a directory (it is made if it is missing)",
+    "directories": f"paths of directories, separated by {os.pathsep}",
+    "files": f"paths of existing files, separated by {os.pathsep}",
+    "program": "the path of a program that can be run",
+}
+"""What a variable may hold, by its kind."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """One variable.
 
-    kind: "positive" (seconds above 0), "seconds" (from 0), "size" (GiB above 0), "switch" (0 or 1),
-    "directory", "directories" (several), "files" (several), or "program" (a file that can be run).
+    kind: a key of LEGAL.  default, meaning: as docs/reference/environment.md says them, in
+    Markdown; the default is empty where nothing is set.
     """
 
     name: str
     kind: Literal[
         "positive", "seconds", "size", "switch", "directory", "directories", "files", "program"
     ]
+    default: str
+    meaning: str
 
 
 KIND_FILES = "VERIFY_WITH"
@@ -34,18 +50,81 @@ COMPUTE_SANITIZER = "VERIFY_COMPUTE_SANITIZER"
 """The compute-sanitizer to use instead of the machine's own."""
 
 SETTINGS = (
-    Setting("VERIFY_DEADLINE", "positive"),
-    Setting("VERIFY_BUILD_DEADLINE", "positive"),
-    Setting("VERIFY_LIFE_MEMORY", "size"),
-    Setting("VERIFY_CONFINE", "switch"),
-    Setting("VERIFY_WRITABLE", "directories"),
-    Setting("VERIFY_SEARCH_SECONDS", "seconds"),
-    Setting("VERIFY_SHRINK_SECONDS", "seconds"),
-    Setting("VERIFY_CUDA_CACHE", "directory"),
-    Setting("VERIFY_BOOTSTRAP", "switch"),
-    Setting(KIND_FILES, "files"),
-    Setting(COMPUTE_SANITIZER, "program"),
+    Setting(
+        "VERIFY_DEADLINE",
+        "positive",
+        "60 (CPU), 120 (GPU)",
+        "The longest time of one launch of a kernel; a longer one is a hang.",
+    ),
+    Setting(
+        "VERIFY_BUILD_DEADLINE",
+        "positive",
+        "900",
+        "The longest time for loading or compiling a kernel file.",
+    ),
+    Setting(
+        "VERIFY_LIFE_MEMORY",
+        "size",
+        "16, or half of the machine's memory",
+        "The most memory that one request to a kernel may take.",
+    ),
+    Setting(
+        "VERIFY_CONFINE",
+        "switch",
+        "1",
+        "0: kernels are not confined ([security.md](../security.md)); for debuggers and profilers.",
+    ),
+    Setting(
+        "VERIFY_WRITABLE",
+        "directories",
+        "",
+        "More directories that kernels may write to, for their caches.",
+    ),
+    Setting(
+        "VERIFY_SEARCH_SECONDS",
+        "seconds",
+        "15",
+        "The longest time of the search for one target (variant, config, dtype, group).",
+    ),
+    Setting(
+        "VERIFY_SHRINK_SECONDS",
+        "seconds",
+        "15; 3 with `-x`",
+        "The longest time of a failing target's search for a smaller case.",
+    ),
+    Setting(
+        "VERIFY_CUDA_CACHE",
+        "directory",
+        "attention-verify/cuda in the user's cache",
+        "The directory of compiled CUDA kernels.",
+    ),
+    Setting(
+        "VERIFY_BOOTSTRAP",
+        "switch",
+        "1",
+        "0: `python -m verify` sets up no environment if packages are missing.",
+    ),
+    Setting(
+        KIND_FILES,
+        "files",
+        "",
+        "Files of masks, score mods, storages and quantisations, as `--with` names them, for"
+        " commands without the option and for pytest.",
+    ),
+    Setting(
+        COMPUTE_SANITIZER,
+        "program",
+        "the machine's",
+        "The compute-sanitizer of `verify sanitize`, such as a newer one"
+        " ([sanitizers.md](../sanitizers.md)).",
+    ),
 )
+
+OTHERS = {
+    "OMP_NUM_THREADS": "Limits the threads of each process.",
+    "CI": "Makes `ci` the default profile on a machine without a GPU, if it is set.",
+}
+"""Variables of other programs that the suite reads."""
 
 # Variables that the suite's processes set for each other; users do not set them.
 WORKSPACES = "VERIFY_SANITIZER_WORKSPACES"  # of a program under a tool: "poisoned" or "unwritten"
@@ -54,6 +133,7 @@ INTERNAL = (
     "VERIFY_PARENT",
     "VERIFY_XFAILS_TEXT",
     "VERIFY_BOOTSTRAPPED",
+    "VERIFY_LEASED_FILES",
     "VERIFY_SANITIZER_LEDGER",
     WORKSPACES,
 )
@@ -77,28 +157,24 @@ def _wants(setting: Setting, value: str) -> str | None:
     """The legal values as text, if the value is not one of them; else None."""
     match setting.kind:
         case "switch":
-            return None if value in ("0", "1") else "0 or 1"
+            legal = value in ("0", "1")
         case "directories":
-            folders = all(
+            legal = all(
                 not Path(entry).exists() or Path(entry).is_dir()
                 for entry in value.split(os.pathsep)
             )
-            return None if folders else f"paths of directories, separated by {os.pathsep}"
         case "files":
-            files = all(Path(entry).is_file() for entry in value.split(os.pathsep) if entry)
-            return None if files else f"paths of existing files, separated by {os.pathsep}"
+            legal = all(Path(entry).is_file() for entry in value.split(os.pathsep) if entry)
         case "program":
-            runs = Path(value).is_file() and os.access(value, os.X_OK)
-            return None if runs else "the path of a program that can be run"
+            legal = Path(value).is_file() and os.access(value, os.X_OK)
         case "directory":
-            usable = value.strip() and not (Path(value).exists() and not Path(value).is_dir())
-            return None if usable else "the path of a directory (it is made if it is missing)"
+            there = Path(value).exists() and not Path(value).is_dir()
+            legal = bool(value.strip()) and not there
         case kind:
             try:
                 number = float(value)
             except ValueError:
                 number = math.nan
             enough = number >= 0 if kind == "seconds" else number > 0
-            more = "of at least 0" if kind == "seconds" else "above 0"
-            unit = "GiB" if kind == "size" else "seconds"
-            return None if enough and math.isfinite(number) else f"a number of {unit} {more}"
+            legal = enough and math.isfinite(number)
+    return None if legal else LEGAL[setting.kind]

@@ -3,7 +3,9 @@ bound; NaN and Inf must match.
 
 The reference is attention in fp64. docs/tolerance.md derives the bound of each element from the
 declared arithmetic. NaN and infinities must be in exactly the right elements. The oracle can judge
-any distribution and any problem. empty_rows judges the rows without a key.
+any distribution and any problem. empty_rows judges the rows without a key. If the kernel declares
+the order of its blocks of keys, P is known once it is rounded: each element of O must then be a
+rounding, to nearest, of what these numbers give, or of what a P in fp32 gives.
 
 Backward: each element of dQ, dK and dV lies within the bounds of docs/tolerance-backward.md. The
 truth is the gradients that follow from the saved O and LSE: the error of the saved tensors is
@@ -25,12 +27,14 @@ from verify.arithmetic.dtypes import dtype_named
 from verify.evidence import Finding
 from verify.judging.comparison import Comparison, compare, excess, quantisation, summary, ulps
 from verify.judging.findings import Ruling
+from verify.judging.known_forward import judge_out
 from verify.judging.known_roundings import KnownRoundings
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
 from verify.statistics.forward import forward_measures
 from verify.statistics.gradients import gradient_measures
-from verify.statistics.power import forward_power, gradient_power
+from verify.statistics.power import forward_power
+from verify.statistics.power_gradients import gradient_power
 
 
 def judge(trial: Trial) -> Ruling:
@@ -54,6 +58,9 @@ def judge(trial: Trial) -> Ruling:
             measures["bound_ratio"] = float(
                 (truth.out_bound[positive] / truth.best_out_bound[positive]).median()
             )
+    if finding is None:
+        finding, found = judge_out(trial, run.out)
+        measures |= found
     if run.lse is not None:
         natural = trial.natural_lse(run.lse)
         lse = compare(

@@ -17,7 +17,8 @@ an H100, at every integer from -126 to 127 (`exact_at_integers` in
 ulp in one weight shows if weights cancel, and the slack of O is only the division and one rounding.
 On other arches, and in Triton's interpreter, which uses numpy's exp2, the exponential's error is
 allowed for each key and rescale, and also the errors of the sums, which are then not exact; a
-16-bit O is still determined except near ties.
+16-bit O is still determined except near ties. An O in 8 bits is the rounded and cut multiple of
+these numbers, by one more rounding in fp32.
 
 The oracle catches exponentials of low precision, fp16 accumulators, lost rescales, mixed bases, and
 outputs that are truncated or rounded twice, which no bound shows. It does not judge kernels that
@@ -26,7 +27,8 @@ normalise P, or merge parts by a rounded LSE.
 
 Premises: scores are integers times ln 2 (linear_scores, position_free_scores) whose products are
 summed as integers (factors_by_head), only the weights of visible keys are added up
-(visible_mass_only, rows_average_values), and O is rounded once (exact_output).
+(visible_mass_only, rows_average_values), and O is rounded once, after a known factor at most
+(known_output).
 """
 
 from __future__ import annotations
@@ -39,7 +41,6 @@ from torch import Tensor
 
 from references.premises import Premise
 from verify.arithmetic.instructions import LOG_ERROR, exp_error_at_integers
-from verify.arithmetic.rounding import cast
 from verify.judging.findings import Ruling, convict, first, place
 from verify.judging.invariants import KNOWN, beyond
 from verify.judging.trial import Trial
@@ -49,6 +50,7 @@ from verify.problem import Problem
 from verify.problem.known_answers import DYADIC_RANGE
 from verify.tolerance.arithmetic import U, relative
 from verify.tolerance.resolution import resolve
+from verify.tolerance.scaled_output import stored, stored_ends
 from verify.variant import Declaration, Support
 
 _BASE_2 = ("ex2.approx", "exp2f")
@@ -110,16 +112,17 @@ def answer(trial: Trial) -> Answer:
 def judge(trial: Trial) -> Ruling:
     """Check that some number within the slack rounds to O, and that LSE is exact up to fp32
     rounding."""
-    run, want = trial.first, answer(trial)
+    p, run, want = trial.problem, trial.first, answer(trial)
     assert run.out is not None
-    low, high = (_rounded(want.out + side * want.slack, trial) for side in (-1, 1))
+    low, high = stored_ends(want.out, want.slack, p.format_out, p.scaled_output)
     got = run.out.double()
     bad = want.live[..., None] & ~((got >= low) & (got <= high))
     if bool(bad.any()):
         at = first(bad)
+        exact = stored(want.out, p.scaled_output)
         message = (
             f"out is {float(got[at]):.9g} at {place('out', at)}, should be"
-            f" {float(want.out[at]):.9g}, rounded to {trial.problem.dtype_out}: all weights are"
+            f" {float(exact[at]):.9g}, rounded to {p.dtype_out}: all weights are"
             f" powers of two; {int(bad.sum())} of {bad.numel()} elements are wrong"
         )
         return convict(
@@ -145,10 +148,6 @@ def judge(trial: Trial) -> Ruling:
         got=float(natural[at]),
         bound=float(want.lse_slack[at]),
     )
-
-
-def _rounded(values: Tensor, trial: Trial) -> Tensor:
-    return cast(values.numpy(), trial.problem.format_out).double()
 
 
 def _ln_2(problem: Problem, support: Support) -> Problem:
@@ -205,7 +204,7 @@ ORACLE = Oracle(
             Premise.FACTORS_BY_HEAD,
             Premise.VISIBLE_MASS_ONLY,
             Premise.ROWS_AVERAGE_VALUES,
-            Premise.EXACT_OUTPUT,
+            Premise.KNOWN_OUTPUT,
         }
     ),
 )

@@ -2,14 +2,19 @@
 and LSE is its logit.
 
 K holds distinct codes of +-1. q_i is the code of one visible key pi(i), so large that every other
-weight is below 2^-160 of the winner's: zero in fp32. Hence O = V[pi(i)] bit for bit, and LSE is the
-winning logit. The winner's own weight is near 1, and 16 bits round it to 1. In fp32, and if tf32
-cuts the weight (one fma per exponent leaves it below 1), O is rounded to the 8 bits that V has
-before it is compared. The rows of V differ clearly, so the finding can name the row that was read
-instead. An O in 8 bits is the rounded multiple of the row, and an element that lies within 2^-9 of
-the middle between two numbers may be either. The oracle catches wrong indices: layouts, swizzles,
-tails, head maps; in 8 bits, an O that is cut instead of rounded. It does not judge kernels that
-round the maximum up (`maximum.excess`, `maximum.step`): the winner's P is not 1 there.
+weight is below 2^-160 of the winner's: zero in fp32. Hence O = V[pi(i)] bit for bit, and LSE is
+the winning logit. The winner's own weight is near 1, and 16 bits round it to 1. In fp32, and if
+tf32 cuts the weight (one fma per exponent leaves it below 1), O is rounded to the 8 bits that V
+has before it is compared. The rows of V differ clearly, so the finding can name the row that was
+read instead. An O in 8 bits is the rounded multiple of the row, and an element that lies within
+2^-9 of the middle between two numbers may be either. LSE is the winner's score S. Every unit adds
+the products of the codes exactly, and the row sum is the winner's weight and zeros. So, without a
+prescale, scores in 16 bits or merged parts, what is rounded is the factor of the scores (r
+roundings), its product, a fused exponent's residual, the sum with the logarithm (1 each), and
+changes of base (4): (r + 7) u |S|, beside the errors of the exponential at 0 and of the logarithm
+at 1. The oracle catches wrong indices: layouts, swizzles, tails, head maps; in 8 bits, an O that
+is cut instead of rounded. It does not judge kernels that round the maximum up (`maximum.excess`,
+`maximum.step`): the winner's P is not 1 there.
 
 Backward: the same codes, with integers in V and dO. If the saved O is V[pi(i)] bit for bit,
 delta_i = sum dO O and the winner's dP = dO . V are sums of the same integers, below 2^24. Both are
@@ -52,15 +57,22 @@ from torch import Tensor
 
 from references.premises import Premise
 from verify.arithmetic.dtypes import DType, dtype_named
+from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.rounding import cast
 from verify.judging.comparison import compare
 from verify.judging.findings import Ruling, convict, first, place
-from verify.judging.invariants import KNOWN_GRADIENTS, beyond
+from verify.judging.invariants import KNOWN, KNOWN_GRADIENTS, beyond
 from verify.judging.metamorphic import beyond_arithmetic
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
+from verify.oracles.integer_scores import exact_below
 from verify.problem import Problem
-from verify.problem.known_answers import GATHER_NEEDS, gather_possible, gather_targets
+from verify.problem.known_answers import (
+    GATHER_NEEDS,
+    gather_gain,
+    gather_possible,
+    gather_targets,
+)
 from verify.tolerance.arithmetic import U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_arithmetic import resolve as resolve_gradients
@@ -127,9 +139,10 @@ def judge(trial: Trial) -> Ruling:
     if run.lse is None:
         return Ruling()
     natural, truth = trial.natural_lse(run.lse), trial.truth
-    compared = compare(
-        natural, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32")
-    )
+    limit = truth.lse_bound
+    if (known := _lse_error(trial, truth.lse)) is not None:
+        limit = torch.minimum(limit, known).masked_fill(limit.isinf(), torch.inf)
+    compared = compare(natural, truth.lse.nan_to_num(neginf=0.0), limit, dtype_named("float32"))
     wrong = live & ~(compared.ratio <= 1)
     if not bool(wrong.any()):
         return Ruling()
@@ -144,8 +157,26 @@ def judge(trial: Trial) -> Ruling:
         name="lse",
         bad=wrong,
         got=float(natural[at]),
-        bound=float(truth.lse_bound[at]),
+        bound=float(limit[at]),
     )
+
+
+def _lse_error(trial: Trial, lse: Tensor) -> Tensor | None:
+    """Return the allowed error of LSE, shaped like it, where Q K^T is exact and the row sum is the
+    winner's weight; None where that is not known."""
+    p, declared = trial.problem, trial.declaration.numerics
+    a = resolve(declared, trial.config, p, trial.arch)
+    if beyond(declared, KNOWN) or a.prescaled or a.score_format or a.merged:
+        return None
+    # In units of the last of the gain's three bits.
+    if math.frexp(gather_gain(p))[0] * 8 * p.head_dim >= exact_below(a.scores):
+        return None
+    size = lse.abs().nan_to_num(posinf=0.0)
+    # The scale's factor and the product with it; the residual of a fused exponent; the sum with the
+    # logarithm; a change of base, and one there and back.
+    of_score = relative(a.scale_roundings + 7, U) * size
+    small = a.exps + relative(2 * a.blocks, U)
+    return of_score + small + U * (1 + size * U) + LOG_ERROR * (1 + 2 * (small + U * size))
 
 
 def _rounded(tensor: Tensor) -> Tensor:

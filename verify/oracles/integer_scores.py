@@ -89,6 +89,7 @@ def _exact_scores(trial: Trial) -> ForwardArithmetic:
         arithmetic,
         scores=ExactUnit(**(own | {"operand_error": 0.0, "flush": 0.0})),
         operand_roundings=0.0,
+        in_order=False,
     )
 
 

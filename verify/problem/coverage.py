@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from references.masks import Causal, Intersection, Lengths, Window, drawn_words, kind_of
+from references.output_scale import DTYPES as EIGHT_BITS
 from references.quantisation import KINDS as QUANTISATIONS
 from references.score_mods import mod_words
 from verify.arithmetic.dtypes import dtype_named
@@ -28,6 +29,7 @@ _BINS = (
     "descaling",
     "descaling_by_head",
     "descaling_by_block",
+    "output_scale",
     "head_dim_v!=head_dim",
     "scale<0",
     "scale=0",
@@ -88,6 +90,7 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
         "descaling": problem.quantisation.scaled,
         "descaling_by_head": problem.descaling == "head" and grouped,
         "descaling_by_block": 0 < problem.quantisation.keys < problem.seqlen_kv,
+        "output_scale": problem.output_scale != 1,
         "head_dim_v!=head_dim": problem.head_dim_v != problem.head_dim,
         "scale<0": scale < 0,
         "scale=0": scale == 0,
@@ -146,6 +149,7 @@ def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
         "descaling_by_block": any(
             0 < QUANTISATIONS[word].keys < longest for word in support.descalings
         ),
+        "output_scale": any(name in EIGHT_BITS for name in support.dtypes_out),
         "head_dim_v!=head_dim": support.separate_head_dim_v and len(support.head_dims) > 1,
         "scale<0": support.scales in ("any", "nonzero"),
         "scale=0": support.scales == "any",

@@ -14,7 +14,17 @@ from verify.brief import counted
 from verify.evidence import INAPPLICABLE, Begin, Evidence, VariantEntry, Verdict
 from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 from verify.evidence.known_failures import Xfails
-from verify.report import contract, merged_runs, pooled, power, ranking, resources, statistics
+from verify.report import (
+    contract,
+    kept_scores,
+    merged_runs,
+    pairs,
+    pooled,
+    power,
+    ranking,
+    resources,
+    statistics,
+)
 from verify.report.failures import _failing
 from verify.report.merged_runs import several
 from verify.report.schema import (
@@ -82,6 +92,7 @@ def build(
         "pools": pooled.reports(evidence.verdicts),
         "accuracy": ranking.reports(evidence.verdicts),
         "power": power.reports(evidence.verdicts),
+        "pairs": pairs.report(_judged(evidence.verdicts)),
     }
     if len(starts := merged_runs.starts(runs)) > 1:
         report["runs"] = starts
@@ -274,7 +285,7 @@ def _dtype(
     required: Sequence[str],
 ) -> DTypeReport:
     counted = [v for v in verdicts if v.counted]
-    judged = [v for v in counted if v.outcome != INAPPLICABLE]
+    judged = _judged(counted)
     measured = [v for v in judged if v.measures]
     bins = _bins(judged)
     missing = sorted({name for name in required if not bins[name]})
@@ -288,7 +299,7 @@ def _dtype(
         reasons = [
             n.reason for n in evidence.not_run if n.variant == entry.ref and n.dtype in ("", dtype)
         ] or reasons
-    return {
+    found: DTypeReport = {
         "dtype": dtype,
         "status": _status(any(v.outcome == "fail" for v in verdicts), reasons, True),
         "reasons": reasons,
@@ -299,6 +310,7 @@ def _dtype(
         "groups": groups,
         "bins": {name: bins[name] for name in sorted(bins)},
         "bins_missing": missing,
+        "pairs_met": len(pairs.met(judged)),
         "oracles": _oracles(counted),
         "tensors": statistics.tensors(measured),
         "lse_ulp": statistics.spread(measured, "lse_ulp"),
@@ -306,6 +318,14 @@ def _dtype(
         "seconds": statistics.timings(judged),
         "samples": statistics.samples(measured),
     }
+    if scores := kept_scores.scores(verdicts):
+        found["scores"] = scores
+    return found
+
+
+def _judged(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Those that count and say something of their case."""
+    return [v for v in verdicts if v.counted and v.outcome != INAPPLICABLE]
 
 
 def _bins(judged: Iterable[Verdict]) -> Counter[str]:

@@ -52,12 +52,40 @@ class AccuracyReport(TypedDict):
     best99: Number
 
 
+class PairsReport(TypedDict):
+    """Which levels of two factors met in a judged case, of whatever variant
+    (`verify.problem.factors`).
+
+    met: pairs of levels that did.  never: those of levels that occur, each of another factor, which
+    did not, by their names; some exclude each other.
+    """
+
+    met: Integer
+    never: list[str]
+
+
+class ScoresReport(TypedDict):
+    """What the oracle `kept_scores` saw of the scores of a plain function in one dtype.
+
+    cases: asked ones; rounded: those beyond the sharper bounds in which a second launch shows that
+    scores are rounded; undecided: those beyond them without such a launch.  r, case: of the worst
+    undecided one; missing where there is none.
+    """
+
+    cases: Integer
+    rounded: Integer
+    undecided: Integer
+    r: NotRequired[Number]
+    case: NotRequired[str]
+
+
 class PowerReport(TypedDict):
     """The smallest fault of one class that the counted cases of one (variant, dtype) would have
     convicted (docs/power.md).
 
     fault: a class of `verify.report.power.FAULTS`.  strength: the least of `cases` passing cases;
-    case: the one that says it; replay: its command where it needs more than the id.  tutorial,
+    case: the one that says it, of noise the verdict of statistics on all of them; replay: its
+    command where it needs more than the id.  tutorial,
     close: what the rules of Triton's tutorial and of torch.testing.assert_close need on the same
     cases; None where there is no closed form.
     """

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from verify.document import text
+from verify.machine.extras import need
 from verify.report import svg, words
 from verify.report.schema import Report, Sample, TensorReport, VariantReport
 from verify.report.statistics import PLOTTED, fewer
@@ -294,7 +295,8 @@ def _look(dtype: str) -> tuple[str, str]:
 @contextmanager
 def new_figure(width: float, height: float) -> Iterator[Any]:
     """A figure of that size in inches, drawn without pyplot, so that no global state and no display
-    is touched."""
+    is touched.  Raises MissingPackageError without matplotlib."""
+    need("matplotlib")
     import matplotlib
     from matplotlib.figure import Figure
 

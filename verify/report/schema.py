@@ -11,7 +11,13 @@ from __future__ import annotations
 from typing import Final, Literal, NotRequired, TypedDict
 
 from verify.evidence.strict_json import Free, Integer, Number, NumberOrText
-from verify.report.campaign_schema import AccuracyReport, PoolReport, PowerReport
+from verify.report.campaign_schema import (
+    AccuracyReport,
+    PairsReport,
+    PoolReport,
+    PowerReport,
+    ScoresReport,
+)
 
 SCHEMA_VERSION: Final = 3
 
@@ -120,8 +126,10 @@ class DTypeReport(TypedDict):
     """One dtype of one variant.  cases, failures: distinct cases, whatever the number of oracles
     that judged them.
 
-    `reasons` say why it is not green.  bins: cases per coverage bin.  tensors, samples: by name out
-    of TENSORS; no samples of the LSE, which no plot shows.
+    `reasons` say why it is not green.  bins: cases per coverage bin.  pairs_met: pairs of levels
+    that met in a case (`verify.problem.factors`); missing in reports of an earlier day.  tensors,
+    samples: by name out of TENSORS; no samples of the LSE, which no plot shows.  scores: of a plain
+    function.
     """
 
     dtype: str
@@ -134,12 +142,14 @@ class DTypeReport(TypedDict):
     groups: list[Group]
     bins: dict[str, Integer]
     bins_missing: list[str]
+    pairs_met: NotRequired[Integer]
     oracles: list[Oracle]
     tensors: dict[str, TensorReport]
     lse_ulp: Distribution | None
     bound_ratio: Distribution | None
     seconds: dict[str, Timing]
     samples: dict[str, list[Sample]]
+    scores: NotRequired[ScoresReport]
 
 
 class Failure(TypedDict):
@@ -331,8 +341,9 @@ class Report(TypedDict):
     are listed with commas.
 
     started: the first of them.  What the runs know differently of device and versions is listed
-    alike.  pools, accuracy, power, beside: missing in reports of an earlier day.  runs: in order of
-    time; missing where there is one.  left_out: sorted by variant; missing where nothing was.
+    alike.  pools, accuracy, power, pairs, beside: missing in reports of an earlier day.  runs: in
+    order of time; missing where there is one.  left_out: sorted by variant; missing where nothing
+    was.
     """
 
     schema: Literal[3]
@@ -353,6 +364,7 @@ class Report(TypedDict):
     pools: NotRequired[list[PoolReport]]
     accuracy: NotRequired[list[AccuracyReport]]
     power: NotRequired[list[PowerReport]]
+    pairs: NotRequired[PairsReport]
     beside: NotRequired[list[BesideReport]]
     runs: NotRequired[list[Started]]
     left_out: NotRequired[list[LeftOut]]

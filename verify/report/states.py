@@ -1,8 +1,8 @@
 """What a reader must see of a declaration before its verdict means anything: lenient bounds, a
 narrow support, what is claimed, and what was not judged.
 
-None of these is a verdict: a lenient or narrow kernel may be right.  `--strict` turns both into a
-failure.
+None of these is a verdict: a lenient or narrow kernel may be right, and so may a plain function
+with unexplained cases.  `--strict` turns these into a failure.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from verify.document import text
+from verify.report.kept_scores import judged_as, unexplained
 from verify.report.schema import DTypeReport, Report, VariantReport
 from verify.variant import MASK_KINDS, STRIDED
 from verify.variant.numerics import leaves
@@ -37,11 +38,12 @@ COUNTED = {
 }
 
 # The states that `--strict` objects to.
-GRAVE = ("lenient", "narrow")
+GRAVE = ("lenient", "narrow", "unexplained")
 CLAIMS = (
     "What each variant says that it computes, and nothing beyond it is judged. Lenient: the bounds"
     " that follow from its own declaration are so wide that passing says little. Narrow: it claims"
-    " so few lengths or head dims that passing says little."
+    " so few lengths or head dims that passing says little. Unexplained: a plain function exceeds,"
+    " in some cases, the bounds that it keeps in the others."
 )
 
 _COARSE = (
@@ -54,7 +56,7 @@ _SIXTEEN = ("float16", "bfloat16")
 class State(NamedTuple):
     """One thing to see before the verdict.  said: "bound 107x the best", without the name."""
 
-    name: Literal["lenient", "narrow", "undeclared", "growing"]
+    name: Literal["lenient", "narrow", "undeclared", "unexplained", "growing"]
     said: str
 
     def __str__(self) -> str:
@@ -73,7 +75,11 @@ def states(variant: VariantReport) -> list[State]:
         said = f"it keeps {growth / 1024:,.1f} KiB more of the device's memory in most runs"
         found.append(State("growing", said))
     if variant["undeclared"]:
-        return [State("undeclared", "judged by the weakest honest arithmetic"), *found]
+        said = "; ".join(
+            filter(None, ("judged by the weakest honest arithmetic", judged_as(variant)))
+        )
+        beyond = (State("unexplained", said) for said in unexplained(variant))
+        return [State("undeclared", said), *beyond, *found]
     return [*(State("lenient", said) for said in _lenient(variant)), *found]
 
 

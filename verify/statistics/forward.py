@@ -23,6 +23,7 @@ from verify.statistics.rows import (
     drifts,
     half_place,
     joined,
+    rounded_sums,
     summary,
     unsuited,
 )
@@ -43,6 +44,8 @@ class _Weights:
 
     # bound of what may have one sign in all keys: the matrix unit, fp32 roundings, exponentials
     common: Tensor
+    # standard deviation of what sums of Q K^T to nearest round, of its own in every key
+    sums: Tensor
     # standard deviation of what Q and K lost to a prescale, the same in every key's share of a
     # feature
     operands: Tensor
@@ -145,6 +148,7 @@ def _weights(problem: Problem, block: RowBlock, a: ForwardArithmetic, walk: Tens
     if mod:
         common += a.function * block.scores.abs().masked_fill_(hidden, 0.0)
     common += a.exps
+    of_sums = rounded_sums(a.scores, float(problem.head_dim), size, walk.square()).sqrt_()
     scale, sums = (1.0 if a.normalised else block.row_sum[..., None].clamp(min=1.0)), p
     worst = (UNIFORM * a.probability_roundoff) * p
     least = worst / 2
@@ -155,6 +159,7 @@ def _weights(problem: Problem, block: RowBlock, a: ForwardArithmetic, walk: Tens
     floor = 0.0 if a.probability_roundoff == 0 else a.flush
     return _Weights(
         common=common.masked_fill_(hidden, 0.0),
+        sums=of_sums.masked_fill_(hidden, 0.0),
         operands=(a.operand_roundings * UNIFORM) * walk,
         scores=torch.zeros_like(p)
         if a.score_format is None
@@ -172,7 +177,7 @@ def _suited(block: RowBlock, a: ForwardArithmetic, w: _Weights) -> Tensor:
     p, keys = block.probabilities, block.visible.sum(-1)
     squares = p.square().sum(-1)
     differ = keys * squares - 1 >= (_COHERENT * a.probability_roundoff) ** 2
-    largest = (p * (w.common + w.operands + w.scores)).sum(-1)
+    largest = (p * (w.common + w.operands + w.scores + w.sums)).sum(-1)
     return (
         (keys >= _KEYS)
         & (squares * _EFFECTIVE <= 1)
@@ -187,7 +192,8 @@ def _out(
 ) -> Prediction:
     p, values, size = block.probabilities, block.values, block.out.abs()
     keys = block.visible.sum(-1, keepdim=True, dtype=torch.float64)
-    moved = p.square() * (w.common + (w.operands.square() + w.scores.square()).sqrt_()).square()
+    own = (w.operands.square() + w.scores.square() + w.sums.square()).sqrt_()
+    moved = p.square() * (w.common + own).square()
     stacked = torch.cat([w.rounding.square(), w.least.square(), p.square(), moved], 1)
     rounded, least, walk, spread = torch.bmm(stacked, values.square()).chunk(4, 1)
     # The heaviest P is 1 where it is the row's maximum, and then is exact.
@@ -221,6 +227,7 @@ def _out(
     variance = (
         rounded + moved_out.clamp(min=0.0) + (keys + 3 * a.blocks) * (U * UNIFORM * size).square()
     )
+    variance += rounded_sums(a.values, keys, size, walk)
     reach = size + variance.sqrt() + allowance
     sigma = (variance + (half_place(reach, a.output) * UNIFORM).square()).sqrt()
     return Prediction(sigma, allowance, known + least, least / (known + least), suited, walk > 0)
@@ -234,9 +241,8 @@ def _lse(block: RowBlock, a: ForwardArithmetic, w: _Weights, suited: Tensor) -> 
     lse, top = (x.abs().nan_to_num(posinf=0.0)[..., None] for x in (block.lse, block.row_max))
     log = torch.log(block.row_sum.clamp(min=1.0))[..., None] + a.offset
     last = (half_place(lse, dtype_named("float32")) * UNIFORM).square()
-    variance = (p * w.operands.square()).sum(-1, keepdim=True) + (p * w.scores).square().sum(
-        -1, keepdim=True
-    )
+    variance = (p * w.operands.square()).sum(-1, keepdim=True)
+    variance += (p.square() * (w.scores.square() + w.sums.square())).sum(-1, keepdim=True)
     variance += (U * UNIFORM) ** 2 * (
         keys + a.blocks + 4 * (top.square() + lse.square() + log.square())
     )

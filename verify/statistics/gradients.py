@@ -16,6 +16,7 @@ from torch import Tensor
 from references.premises import Premise
 from verify.arithmetic.dtypes import DType
 from verify.arithmetic.unit import Unit
+from verify.arithmetic.units import FMA32
 from verify.judging.trial import Trial
 from verify.problem import Problem
 from verify.statistics.rows import (
@@ -25,6 +26,7 @@ from verify.statistics.rows import (
     chosen,
     drift,
     half_place,
+    rounded_sums,
     summary,
     unsuited,
 )
@@ -163,20 +165,23 @@ def _pairs(
     mod = problem.mask.mod(problem.seqlen_q, problem.seqlen_kv)
     seen = mod(batch[:, None, None, None], heads[:, None, None], rows[:, None], keys)
     hidden = ~seen.expand(problem.batch, problem.heads_q, len(rows), len(keys)).flatten(0, 1)
-    scores, reach = _scaled(q, k, abs(problem.scale))
+    scores, reach, walk = _scaled(q, k, abs(problem.scale))
     p = torch.exp(scores.mul(1.0 if problem.scale >= 0 else -1.0) - lse).masked_fill_(hidden, 0.0)
     relative = drift(a.scores, problem.head_dim) * reach + a.exp
+    relative += rounded_sums(a.scores, float(problem.head_dim), scores, walk.square()).sqrt_()
     relative += (UNIFORM * U * (3 + a.scale_roundings)) * (scores.abs() + lse.abs())
-    gradient, reach = _scaled(dout, v, 1.0)
+    gradient, reach, walk = _scaled(dout, v, 1.0)
+    of_sums = rounded_sums(a.scores, float(problem.head_dim_v), gradient, walk.square()).sqrt_()
     delta = (dout * out).sum(-1, keepdim=True)
-    of_delta = U * (
-        delta.abs()
-        + 2 * problem.head_dim_v**0.5 * (dout * out).square().sum(-1, keepdim=True).sqrt()
-    )
+    squares = (dout * out).square().sum(-1, keepdim=True)
+    of_delta = rounded_sums(FMA32, float(problem.head_dim_v), delta, squares).sqrt_()
     factor = gradient - delta
     ds = p * factor
     error = relative * ds.abs() + p * (
-        drift(a.scores, problem.head_dim_v) * reach + of_delta + 2 * U * factor.abs()
+        drift(a.scores, problem.head_dim_v) * reach
+        + of_sums
+        + of_delta
+        + 2 * UNIFORM * U * factor.abs()
     )
     weights = _Weights(p, _rounding(p, a.probability), p * relative)
     rounding = _rounding(ds * a.factor, a.score_gradient) / (a.factor or 1.0)
@@ -185,13 +190,12 @@ def _pairs(
     return weights, _Weights(ds, rounding, error), of_delta * torch.bmm(p, k).abs()
 
 
-def _scaled(x: Tensor, y: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """scale x y^T, and how large the partial sums of its elements may be: their products are a
-    random walk."""
+def _scaled(x: Tensor, y: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """scale x y^T; how large the partial sums of its elements may be: their products are a random
+    walk; and the root of the sum of the products' squares."""
     product = torch.bmm(x, y.mT).mul_(scale)
-    return product, torch.bmm(x.square(), y.square().mT).sqrt_().mul_(WALK * scale).add_(
-        product.abs()
-    )
+    walk = torch.bmm(x.square(), y.square().mT).sqrt_().mul_(scale)
+    return product, torch.add(product.abs(), walk, alpha=WALK), walk
 
 
 def _rounding(x: Tensor, dtype: DType) -> Tensor:
@@ -230,6 +234,7 @@ def _predicted(
         allowance + (a.exp + U * (2 + a.gradient_roundings)) * nominal.abs() + scale * rule.coherent
     )
     variance = rounded + others + rule.blocks * (U * UNIFORM * reach).square()
+    variance += rounded_sums(rule.unit, float(rule.heads * size.shape[-1]), nominal, walk)
     known = (half_place(nominal, a.output) * UNIFORM).square()
     last = (half_place(nominal.abs() + variance.sqrt() + allowance, a.output) * UNIFORM).square()
     total, powers = fold(size.sum(-1)), fold(size.square().sum(-1))

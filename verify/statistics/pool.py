@@ -13,8 +13,9 @@ from verify.evidence import Verdict
 from verify.statistics.limits import FALSE_ALARM, MODEL, mean_limit, rows_for_note, square_limit
 
 _TESTS = 3  # of each pool: rms, mean, toward
+_SURE = 3.0  # standard deviations by which a mean must pass its limit, for `Pool.noise`
 _SEED = re.compile(r"(?:^|,)seed=(\d+)")
-_SUMS = ("rows", "z2", "z", "toward", "slack", "least", "share")
+_SUMS = ("rows", "z2", "z", "toward", "slack", "least", "share", "part")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Pool:
     rms: root of the mean of z^2; mean: of z; toward: of z with the exact value's sign, negative if
     results are too small; slack: the part of z that is allowed besides roundings; least: mean of
     error^2 over the least that roundings give, and share: how much of that least is due to
-    roundings on the way.  worst: the case that says most, for each of rms, mean and toward.
+    roundings on the way; part: what these roundings add to the mean of z^2 at least.  worst: the
+    case that says most, for each of rms, mean and toward.
     rms_limit, mean_limit: what honest rows stay below (the latter with the slack).
     """
 
@@ -39,6 +41,7 @@ class Pool:
     slack: float
     least: float
     share: float
+    part: float
     worst: Mapping[str, str]
     rms_limit: float
     mean_limit: float
@@ -54,6 +57,19 @@ class Pool:
             value = getattr(self, name)
             if not abs(value) <= limit:
                 yield name, value, limit
+
+    @property
+    def noise(self) -> float:
+        """How large a further independent error of the roundings on the way (of P, of dS) must be,
+        in units of theirs, so that the root mean square fails; inf if none would.
+
+        The mean of z^2 over the rows must pass its limit by _SURE of its standard deviations, of at
+        most sqrt(2 / rows) of it.
+        """
+        certain = 1 - _SURE * math.sqrt(2 / self.rows)
+        if not self.part > 0 or not certain > 0:
+            return math.inf
+        return math.sqrt(max(self.rms_limit**2 / certain - self.rms**2, 0.0) / self.part)
 
     @property
     def too_good(self) -> bool:
@@ -112,6 +128,7 @@ def _pool(
         slack=slack,
         least=average["least"] / rows,
         share=average["share"] / rows,
+        part=average["part"] / rows,
         worst={"rms": _most(cases, tensor, "z2", 1.0)}
         | {
             name: _most(cases, tensor, key, average[key])
@@ -137,4 +154,5 @@ def _most(verdicts: Sequence[Verdict], tensor: str, key: str, sign: float) -> st
 
 
 def _mean(verdicts: Sequence[Verdict], measure: str) -> float:
-    return math.fsum(v.measures[measure] for v in verdicts) / len(verdicts)
+    """The mean of a measure; 0 for one that evidence of an earlier day lacks."""
+    return math.fsum(v.measures.get(measure, 0.0) for v in verdicts) / len(verdicts)

@@ -10,7 +10,7 @@ a proof, and the largest ones are near the best.  Nothing here changes a verdict
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,9 +28,11 @@ TUTORIAL = (1e-2, 0.0)
 CLOSE = {"float16": (1e-5, 1e-3), "bfloat16": (1e-5, 1.6e-2), "float32": (1e-5, 1.3e-6)}
 
 _ROWS = 16  # of a block that statistics have read, at least one of each head
+_COLUMNS = 4  # of a row, where a lost key is looked for
+_ALONE = 2.0**-20  # a row whose other keys weigh less has no O without its heaviest
 
 
-class _Largest(NamedTuple):
+class Largest(NamedTuple):
     """The element of each row whose exact value is the largest: that value, its bound, what the
     kernel wrote; (rows), fp64."""
 
@@ -39,9 +41,9 @@ class _Largest(NamedTuple):
     got: Tensor
 
     @staticmethod
-    def of(want: Tensor, bound: Tensor, got: Tensor) -> _Largest:
+    def of(want: Tensor, bound: Tensor, got: Tensor) -> Largest:
         at = want.abs().argmax(-1, keepdim=True)
-        return _Largest(*(x.gather(-1, at).flatten().double() for x in (want, bound, got)))
+        return Largest(*(x.gather(-1, at).flatten().double() for x in (want, bound, got)))
 
 
 def forward_power(trial: Trial, error: Tensor, read: Sequence[RowBlock]) -> dict[str, float]:
@@ -57,13 +59,13 @@ def forward_power(trial: Trial, error: Tensor, read: Sequence[RowBlock]) -> dict
         return {}
     with trial.clock.timed("power"):
         live = (~truth.empty).flatten()
-        largest = _Largest.of(truth.out, truth.out_bound, run.out)
-        margin = _margin(largest.want, largest.bound, p.format_out).masked_fill_(~live, torch.inf)
-        found = {"power_out": _smallest(largest.got - largest.want, margin, largest.got)}
-        found |= _of_a_factor(p.dtype_out, "out", largest.want)
+        largest = Largest.of(truth.out, truth.out_bound, run.out)
+        margin = margin_of(largest.want, largest.bound, p.format_out).masked_fill_(~live, torch.inf)
+        found = {"power_out": smallest(largest.got - largest.want, margin, largest.got)}
+        found |= of_a_factor(p.dtype_out, "out", largest.want)
         # What every element of a row stays within, whichever of them is off
         most = torch.add(truth.out_bound, error).amax(-1).flatten()
-        margin = _margin(largest.want, most, p.format_out)
+        margin = margin_of(largest.want, most, p.format_out)
         size = torch.linalg.vector_norm(run.out, dim=-1, dtype=torch.float64).flatten()
         needed = margin.mul_(math.sqrt(p.head_dim_v)).div_(size)[live]
         found["power_element"] = float(needed.nan_to_num(nan=torch.inf).max())
@@ -74,29 +76,7 @@ def forward_power(trial: Trial, error: Tensor, read: Sequence[RowBlock]) -> dict
         for strengths in of_scores:
             for name, e in strengths.items():
                 found[name] = min(found.get(name, math.inf), e)
-    return _finite(found)
-
-
-def gradient_power(trial: Trial) -> dict[str, float]:
-    """The same of a backward: `power_dq`, `power_dk` and `power_dv` of a factor 1 + e, and
-    `power_read_lse` of an LSE that is read off by e, natural units."""
-    truth, found = trial.gradients, {}
-    read = [math.inf]
-    with trial.clock.timed("power"):
-        for name, raw in trial.first.outputs.items():
-            if not raw.numel():
-                continue
-            want, bound, got = _Largest.of(
-                getattr(truth, name), getattr(truth, f"{name}_bound"), raw
-            )
-            margin = _margin(want, bound, trial.problem.format)
-            found[f"power_{name}"] = _smallest(got - want, margin, got)
-            found |= _of_a_factor(trial.problem.dtype, name, want)
-            # Every weight changes, and so may every rounding: what it leaves is within the bound.
-            response = (want.abs() - bound).clamp_(min=0.0)
-            read.append(_smallest(bound, margin, response, response / 2))
-        found["power_read_lse"] = min(read)
-    return _finite(found)
+    return finite(found)
 
 
 def _rows(trial: Trial) -> list[RowBlock]:
@@ -114,10 +94,10 @@ def _of_lse(p: Problem, trial: Trial, got: Tensor) -> dict[str, float]:
     """The classes whose response is a function of the LSE, from all rows; got: natural."""
     truth = trial.truth
     error, margin = _lse_error(got, truth.lse, truth.lse_bound)
-    found = {"power_lse": _smallest(error, margin, torch.ones_like(margin))}
+    found = {"power_lse": smallest(error, margin, torch.ones_like(margin))}
     if p.score_mod is None:
         keys = torch.tensor(p.kv_lengths(), dtype=torch.float64)[:, None, None]
-        e = _smallest(error, margin, _least_response(truth.lse, keys))
+        e = smallest(error, margin, _least_response(truth.lse, keys))
         found["power_scale"] = e if e <= 1 else math.inf
     return found
 
@@ -133,7 +113,7 @@ def _lse_error(got: Tensor, want: Tensor, bound: Tensor) -> tuple[Tensor, Tensor
     """Error and margin of LSE; 0 and inf in rows without a key."""
     live = want != -torch.inf
     error = torch.where(live, got - want, 0.0)
-    margin = _margin(want, bound, dtype_named("float32"), places=2)
+    margin = margin_of(want, bound, dtype_named("float32"), places=2)
     return error, torch.where(live, margin, torch.inf)
 
 
@@ -157,20 +137,39 @@ def _of_scores(p: Problem, block: RowBlock, trial: Trial, lse: Tensor | None) ->
     if lse is not None:
         error, margin = _lse_error(at(lse), at(truth.lse), at(truth.lse_bound))
         below = torch.where(live, mean - top, 0.0)
-        found["power_exponent"] = _smallest(error, margin, below, curve)
+        found["power_exponent"] = smallest(error, margin, below, curve)
         found["power_key"] = _lightest(block.probabilities[:, own], margin + error.abs())
         if p.score_mod is None:
-            found["power_scale"] = _smallest(error, margin, mean, curve)
+            found["power_scale"] = smallest(error, margin, mean, curve)
+    out = at(truth.out)
+    bound = torch.where(live[..., None], at(truth.out_bound), torch.inf)
+    of_out = bound, margin_of(out, bound, p.format_out)
+    if lse is None:
+        found["power_key"] = _lost_from_out(block, own, out, sum(of_out, torch.zeros(())))
     if p.score_mod is None:
-        out = at(truth.out)
         response = torch.bmm(weighted, block.values).sub_(out * mean[..., None]).abs_()
         found |= _rules(p.dtype_out, "scale", out, response)
         if lse is None:
             spread = block.values.amax(1, keepdim=True) - block.values.amin(1, keepdim=True)
-            bound = torch.where(live[..., None], at(truth.out_bound), torch.inf)
-            margin = _margin(out, bound, p.format_out)
-            found["power_scale"] = _smallest(bound, margin, response, curve[..., None] * spread)
+            bound, margin = of_out
+            found["power_scale"] = smallest(bound, margin, response, curve[..., None] * spread)
     return found
+
+
+def _lost_from_out(block: RowBlock, own: slice, out: Tensor, limit: Tensor) -> float:
+    """The strength of a lost key that O alone shows: without a key of weight P, O changes by P /
+    (1 - P) (O - V).  limit: what a change must exceed, (heads, rows, head_dim_v)."""
+    p = block.probabilities[:, own]
+    rest = 1 - p
+    alone = rest < _ALONE
+    share = p / rest.clamp(min=_ALONE)
+    heard = torch.zeros_like(p, dtype=torch.bool)
+    for column in columns(limit):
+        at = column[:, None, :].expand(-1, block.values.shape[1], -1)
+        v = block.values.gather(-1, at).mT
+        want, least = (x.gather(-1, column[..., None]) for x in (out, limit))
+        heard |= share * (want - v).abs() > least
+    return lightest_of_all(p, heard & ~alone)
 
 
 def _lightest(probabilities: Tensor, limit: Tensor) -> float:
@@ -183,7 +182,43 @@ def _lightest(probabilities: Tensor, limit: Tensor) -> float:
     return float(lost.min()) if lost.numel() else math.inf
 
 
-def _margin(want: Tensor, bound: Tensor, output: DType, places: int = 1) -> Tensor:
+def columns(limit: Tensor) -> Iterator[Tensor]:
+    """The _COLUMNS last-dimension indices of each row at which the limit is least, one (..., rows)
+    tensor each."""
+    count = min(_COLUMNS, limit.shape[-1])
+    yield from limit.topk(count, -1, largest=False).indices.unbind(-1)
+
+
+def lightest_of_all(weights: Tensor, heard: Tensor) -> float:
+    """The smallest e such that, whatever the weight from e on, some row hears the loss of its
+    heaviest key of at most that weight; inf if there is none.
+
+    weights: (..., keys), 0 at hidden keys; heard: whether the loss of each is beyond the limit.
+    """
+    keys = weights.shape[-1]
+    if not weights.numel():
+        return math.inf
+    # of equal weights the silent one first: either may be the one that is lost
+    silent_first = heard.reshape(-1, keys).long().argsort(dim=-1, stable=True)
+    order = (
+        weights.reshape(-1, keys)
+        .gather(-1, silent_first)
+        .sort(dim=-1, descending=True, stable=True)
+    )
+    told = heard.reshape(-1, keys).gather(-1, silent_first).gather(-1, order.indices)
+    told = (told & (order.values > 0)).long()
+    # From the heaviest key down: a row's state changes where e falls below a weight.
+    after = torch.cat([told[:, 1:], torch.zeros_like(told[:, :1])], -1)
+    falling = order.values.flatten().sort(descending=True)
+    states = told[:, 0].sum() + (after - told).flatten()[falling.indices].cumsum(0)
+    if not int(told[:, 0].sum()):
+        return math.inf
+    below = torch.cat([falling.values[1:], falling.values.new_full((1,), -1.0)])
+    silent = ((states == 0) & (below < falling.values)).nonzero()
+    return float(falling.values[silent[0, 0]]) if len(silent) else 0.0
+
+
+def margin_of(want: Tensor, bound: Tensor, output: DType, places: int = 1) -> Tensor:
     """What an error must exceed: the bound, and `places` units in the last place, for the cast may
     round the faulty value the other way.  inf where an infinity may be accepted."""
     reach = want.abs().add_(bound, alpha=2.0)
@@ -193,9 +228,7 @@ def _margin(want: Tensor, bound: Tensor, output: DType, places: int = 1) -> Tens
     return place.add_(bound).masked_fill_(beyond, torch.inf)
 
 
-def _smallest(
-    error: Tensor, margin: Tensor, response: Tensor, curve: Tensor | None = None
-) -> float:
+def smallest(error: Tensor, margin: Tensor, response: Tensor, curve: Tensor | None = None) -> float:
     """The smallest e such that a fault of strength e, of either sign, leaves some element beyond
     its margin.
 
@@ -217,7 +250,7 @@ def _smallest(
     return max(strengths)
 
 
-def _of_a_factor(dtype: str, name: str, want: Tensor) -> dict[str, float]:
+def of_a_factor(dtype: str, name: str, want: Tensor) -> dict[str, float]:
     """`_rules` of a tensor that is multiplied by 1 + e: its largest element needs the least."""
     most = want.abs().amax()
     return _rules(dtype, name, most, most)
@@ -239,5 +272,10 @@ def _rules(dtype: str, name: str, want: Tensor, response: Tensor) -> dict[str, f
     return found
 
 
-def _finite(found: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+def finite(found: dict[str, float]) -> dict[str, float]:
+    """The strengths that say something: finite ones, and of certificates those up to 1."""
+    return {
+        name: value
+        for name, value in found.items()
+        if math.isfinite(value) and not (name.startswith("power_") and value > 1)
+    }

@@ -95,11 +95,12 @@ def drift(unit: Unit, terms: int) -> float:
     partial sum: a bound of the mean error, and of the root of its mean square.
 
     A truncated term loses half of its last place on average, its sign being its own: of both signs
-    such losses are a random walk.  What conversions lose has the sign of the partial sums.  Units
-    are described in `verify.arithmetic.unit`.
+    such losses are a random walk.  What conversions lose has the sign of the partial sums.  Of sums
+    to nearest it is what operands lose; see `rounded_sums` for the rest.  Units are described in
+    `verify.arithmetic.unit`.
     """
     if isinstance(unit, NearestChain):
-        return 2 * UNIFORM * (2.0**-unit.fraction * math.sqrt(terms) + unit.operand_error)
+        return 2 * UNIFORM * unit.operand_error
     length = min(terms, unit.every) if isinstance(unit, Promoted) else terms
     lost = (
         math.ceil(length / unit.products) * 2.0**-unit.output
@@ -114,8 +115,22 @@ def drifts(unit: Unit, terms: int, used: Tensor) -> Tensor:
     """The same of terms that may have one sign, whose losses add up; used: how many of them are not
     zero, fp64, any shape."""
     if isinstance(unit, NearestChain):
-        return 2 * UNIFORM * (2.0**-unit.fraction * used.sqrt() + unit.operand_error)
+        return torch.full_like(used, 2 * UNIFORM * unit.operand_error)
     return UNIFORM * unit.kappas(used, terms)
+
+
+def rounded_sums(unit: Unit, terms: Tensor | float, exact: Tensor, squares: Tensor) -> Tensor:
+    """The variance of what sums to nearest round, 0 for other units: of each product and of each
+    partial sum, in any order.
+
+    exact: the sums of so many products; squares: the sums of the products' squares.  Of products
+    with signs at random any subset's sum has a mean square that is no larger than `squares`, and
+    with a trend no larger than that and the square of the whole sum.
+    """
+    if not isinstance(unit, NearestChain):
+        return torch.zeros_like(squares)
+    each = (2.0**-unit.fraction * UNIFORM) ** 2
+    return each * (terms * (exact.square() + squares) + squares)
 
 
 def joined(
@@ -136,9 +151,9 @@ def summary(name: str, got: Tensor, want: Tensor, predicted: Prediction) -> dict
     """Sufficient statistics of the rows of one tensor, by its name; they add up over cases, workers
     and runs.
 
-    rows: how many; z2, z, toward, slack, least, share: sums over the rows of the means over a row's
-    elements of z^2, of z, of z with the sign of the exact value, of the allowance's part in z, of
-    error^2 / least, and of `share`.
+    rows: how many; z2, z, toward, slack, least, share, part: sums over the rows of the means over a
+    row's elements of z^2, of z, of z with the sign of the exact value, of the allowance's part in
+    z, of error^2 / least, of `share`, and of the part of roundings on the way in z^2.
     """
     judged = predicted.judged & predicted.suited[..., None]
     error = (got.double() - want).masked_fill(~judged, 0.0)
@@ -156,6 +171,7 @@ def summary(name: str, got: Tensor, want: Tensor, predicted: Prediction) -> dict
         "slack": predicted.allowance / size,
         "least": error * error / predicted.least,
         "share": predicted.share,
+        "part": predicted.share * predicted.least / size.square(),
     }
     stacked = torch.stack([torch.where(judged, part, 0.0).sum(-1)[used] for part in parts.values()])
     sums = (stacked / counts[used]).sum(-1).tolist()

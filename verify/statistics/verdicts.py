@@ -35,6 +35,11 @@ def findings(verdicts: Iterable[Verdict]) -> list[Verdict]:
     ]
 
 
+def campaign_case(pool: Pool) -> str:
+    """The case id of a verdict on a pool."""
+    return f"{pool.variant}:-:{GROUP}:{pool.dtype}.{pool.tensor}"
+
+
 def _verdict(pool: Pool, excesses: Sequence[tuple[str, float, float]]) -> Verdict:
     said = [
         _SAID[name].format(value=value, limit=limit, way="small" if value < 0 else "large")
@@ -51,7 +56,7 @@ def _verdict(pool: Pool, excesses: Sequence[tuple[str, float, float]]) -> Verdic
         replay=replay_command(pool.worst[first]),
     )
     return Verdict(
-        case=f"{pool.variant}:-:{GROUP}:{pool.dtype}.{pool.tensor}",
+        case=campaign_case(pool),
         variant=pool.variant,
         config="-",
         dtype=pool.dtype,

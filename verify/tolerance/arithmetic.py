@@ -89,6 +89,29 @@ class ForwardArithmetic:
     maximum_rows: int = 1  # that share the maximum which is subtracted
     excess: float = 0.0  # how far that may lie above the largest score, natural units
     step: float = 0.0  # the same as a part of its size
+    in_order: bool = False  # Q K^T adds its products in the order of head_dim
+    key_order: str = "any"  # of blocks of keys
+    block_n: int = 0  # keys of one; 0: all
+    tile: int = 0  # rows that share an order which depends on what they see; 0: not known
+    key_parts: int = 0  # that the blocks are dealt out to, if keys are split; 0: not known
+
+    @property
+    def ordered(self) -> bool:
+        """Whether O is judged by what it must be before its last rounding, too."""
+        return self.key_order != "any" and self.output.itemsize > 1
+
+    @property
+    def knows_p(self) -> bool:
+        """Whether P is rounded once, to nearest, from a number that is known nearly to fp32's
+        precision."""
+        return (
+            self.ordered
+            and self.probability_roundoff > 0
+            and self.probability.itemsize == 2
+            and self.exponential.argument == self.rescale.argument == "float32"
+            and self.row_sum == "unrounded"
+            and not (self.by_lse or self.leads or (self.merged and not self.key_parts))
+        )
 
     @property
     def between_blocks(self) -> int:
@@ -154,6 +177,11 @@ class ForwardArithmetic:
         return -math.log1p(-self.exp) - (self.blocks - 1 + self.merged) * math.log1p(
             -self.rescale.error
         )
+
+    @property
+    def rescales(self) -> float:
+        """|ln(1 + eps)| of the rescales behind a block alone."""
+        return -(self.blocks - 1) * math.log1p(-self.rescale.error)
 
     @property
     def slope(self) -> float:

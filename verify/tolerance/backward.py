@@ -24,12 +24,13 @@ from verify.problem.visibility import live_rows, measurable
 from verify.tolerance.arithmetic import FP32_MAX
 from verify.tolerance.gradients_arithmetic import BEST, GradientArithmetic, resolve
 from verify.tolerance.gradients_errors import Errors, errors_of
-from verify.tolerance.gradients_intervals import Interval, Spans
+from verify.tolerance.gradients_intervals import Spans
 from verify.tolerance.gradients_known import Known
 from verify.tolerance.gradients_pairs import Pairs, pairs_by_key, rows_of, within_base_2
 from verify.tolerance.gradients_softmax import calm_scores, guarded, row_sums
 from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
 from verify.tolerance.gradients_unknown import OwnForward, any_delta, anyhow
+from verify.tolerance.intervals import Interval
 from verify.tolerance.scratch import room_on
 
 __all__ = [

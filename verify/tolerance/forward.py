@@ -24,14 +24,16 @@ from verify.arithmetic.mma import Promoted
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.averages import Values
+from verify.tolerance.forward_known import interval_of, known_sum, lattice
+from verify.tolerance.forward_sums import Sums, before_output
+from verify.tolerance.intervals import Interval
 from verify.tolerance.resolution import BEST, resolve
 from verify.tolerance.scaled_output import out_bound
 from verify.tolerance.scratch import Room, room_on
-from verify.tolerance.subnormals import Lost, whole
+from verify.tolerance.subnormals import whole
 from verify.tolerance.weights import (
     DIRECT,
     Weights,
-    accumulator_loss,
     largest_of,
     loss_of,
     product_error,
@@ -56,6 +58,8 @@ class ForwardBound:
 
     out: Tensor
     lse: Tensor
+    # where O lies before its last rounding, if an order of keys is declared
+    interval: Interval | None = None
 
 
 def bound(
@@ -78,16 +82,23 @@ def bound(
     if block.scores.numel() <= _PART or block.scores.is_cuda:
         return _bound(block, values, arithmetic, problem, full, room, above)
     found = ForwardBound(torch.empty_like(block.out), torch.empty_like(block.lse))
-    for heads, rows, keys in _parts(block, full):
+    if arithmetic.ordered:
+        span = Interval(torch.empty_like(block.out), torch.empty_like(block.out))
+        found = replace(found, interval=span)
+    for heads, rows, keys in _parts(block, full, arithmetic.block_n if arithmetic.knows_p else 1):
         part = _cut(block, heads, rows, keys)
         ahead = None if above is None else above[heads, rows]
         made = _bound(part, values.cut(heads, keys), arithmetic, problem, full, room, ahead)
         found.out[heads, rows], found.lse[heads, rows] = made.out, made.lse
+        if found.interval is not None and made.interval is not None:
+            found.interval.middle[heads, rows] = made.interval.middle
+            found.interval.reach[heads, rows] = made.interval.reach
     return found
 
 
-def _parts(block: RowBlock, full: bool) -> Iterator[tuple[slice, slice, slice]]:
-    """Heads, rows and the keys between the first and the last that one of them sees."""
+def _parts(block: RowBlock, full: bool, size: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Heads, rows and the keys between the first and the last that one of them sees; the first is
+    that of a block of `size` keys (0: all)."""
     heads, rows, keys = block.scores.shape
     step = max(_PART // keys, 1)
     together = max(step // max(rows, 1), 1)
@@ -98,7 +109,8 @@ def _parts(block: RowBlock, full: bool) -> Iterator[tuple[slice, slice, slice]]:
                 yield *index, slice(0, keys)
             else:
                 seen = block.visible[index].flatten(0, 1).any(0).nonzero()
-                yield *index, slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0, 1)
+                first = int(seen[0]) // size * size if len(seen) and size else 0
+                yield *index, slice(first, int(seen[-1]) + 1 if len(seen) else 1)
 
 
 def _cut(block: RowBlock, heads: slice, rows: slice, keys: slice) -> RowBlock:
@@ -108,6 +120,8 @@ def _cut(block: RowBlock, heads: slice, rows: slice, keys: slice) -> RowBlock:
     }
     return replace(
         block,
+        index=(_inside(block.index[0], heads), _inside(block.index[1], rows)),
+        keys=_inside(block.keys, keys),
         **pairs,
         **single,
         rows=block.rows[rows],
@@ -115,7 +129,14 @@ def _cut(block: RowBlock, heads: slice, rows: slice, keys: slice) -> RowBlock:
         query_sizes=block.query_sizes.cut(heads, rows),
         key_sizes=block.key_sizes.cut(heads),
         value_sizes=block.value_sizes.cut(heads),
+        queries=block.queries[heads, rows],
+        keys_of_heads=block.keys_of_heads[:, keys],
+        key_heads=block.key_heads[heads],
     )
+
+
+def _inside(whole: slice, part: slice) -> slice:
+    return slice(whole.start + part.start, whole.start + part.stop)
 
 
 _PAIRS = ("scores", "scaled", "magnitude", "visible", "probabilities")
@@ -132,6 +153,8 @@ def _bound(
 ) -> ForwardBound:
     size = block.out.abs()
     w = weights_of(block, a, problem, full, room, above)
+    # Reads what the next lines overwrite.
+    known = known_sum(block, values, a, problem, w, room) if a.knows_p else None
     # Computed weights are a convex combination too: no weighted sum leaves the range, or the
     # largest magnitude, of V.
     jacobian = (values.deviation(w.grown, block.out) / w.total).masked_fill_(w.hopeless, torch.inf)
@@ -144,44 +167,11 @@ def _bound(
     lost = _lost(block, a, w, values, full)
     if a.leads and a.normalised:  # what is flushed before the division
         lost = lost + (2 * TINY + a.vanishing) * w.growth * w.lead * w.keys * values.most
-    product = a.values.kappas(w.keys, problem.seqlen_kv)
-    # Rescales, sums of blocks, a division of P; products and sums of a merge.
-    fp32 = relative(
-        (0 if a.narrow else a.between_blocks)
-        + a.division * a.normalised
-        + (a.blocks + 2) * a.merged,
-        U,
-    )
-    if a.narrow:
-        fp32 = (1 + fp32) * (1 + relative(3 * (a.blocks + a.parts), a.narrow.unit_roundoff)) - 1
     apart = a.row_sum == "unrounded"  # else the roundings of P are those of the weights
-    rounding = (1 + a.probability_roundoff * apart) * (1 + product) * (1 + fp32) - 1
-    if a.saturates and apart:
-        rounding = rounding + (1 - a.saturates / w.growth.sqrt()).clamp(min=0.0)
+    probability = a.probability_roundoff * apart
+    sums = Sums(jacobian, carried, probability, lost, lost, size)
+    pre, exact, rounding = before_output(block, values, a, problem, w, sums)
     row_sum = -torch.expm1(-w.normaliser)
-    if a.conversion is not None:
-        rounding = (1 + rounding) * (1 + a.conversion.roundoff) - 1
-        lost = lost * (1 + a.conversion.roundoff)
-        least = block.value_sizes.least < a.conversion.normal
-        share = 1 + rounding + w.keys * w.share * loss_of(a)
-        lost = lost + a.conversion.lost * share * least
-    if a.weighted.threshold:
-        alone = w.keys * w.share * loss_of(a)
-        small = block.value_sizes.least < a.weighted.threshold
-        lost = lost + (1 + fp32) * a.weighted.loss(w.keys, 1.0, carried, Lost(lost, alone), small)
-    rounding, lost = _of_parts(a, rounding, lost, carried, values.most / (1 - row_sum))
-    pre = (jacobian + rounding * carried + lost + row_sum * size) / (1 - row_sum)
-    exact = size + pre == 0
-    last = (0 if a.normalised else a.division) + a.output_roundings
-    if last:
-        pre = pre + relative(last, U) * (size + pre)
-    flushed = (
-        w.growth
-        * (2 * w.keys + a.between_blocks + 2 + a.output_roundings)
-        * (TINY * a.largest_factor)
-    )
-    pre = pre + flushed * w.lead + a.values.flush
-    pre = pre + w.share * (accumulator_loss(a, problem) * a.largest_factor)
     out = out_bound(size, pre, a.output, problem.scaled_output)
     # but where a weight may overflow, whose product with 0 is NaN
     out = out.masked_fill(exact, 0.0)
@@ -205,26 +195,15 @@ def _bound(
     )
     settled = w.empty & ~unseen  # but where NaN may come of a masked score
     lse = lse.masked_fill(beyond[..., 0], torch.inf).masked_fill(settled[..., 0], 0.0)
-    return ForwardBound(
-        out.masked_fill(settled, 0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf), lse
-    )
-
-
-def _of_parts(
-    a: ForwardArithmetic, rounding: Tensor, lost: Tensor, carried: Tensor, most: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The roundings and the absolute loss, where the O of each part of the keys is rounded to 16
-    bits; most: what such an O reaches, but for `rounding`.
-
-    The merge is an average of the parts.  Their roundings move it by at most u of the average of
-    |V|, and by half of the smallest subnormal unless V = 0.  A part whose V is large can overflow.
-    """
-    if a.partial is None:
-        return rounding, lost
-    more = (1 + rounding) * (1 + a.partial.unit_roundoff) - 1
-    absolute = (carried > 0) * (a.partial.smallest_subnormal / 2)
-    lost = lost * (1 + a.partial.unit_roundoff) + absolute * (1 + rounding)
-    return more, lost.masked_fill(most * (1 + rounding) >= a.partial.overflow, torch.inf)
+    out = out.masked_fill(settled, 0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    if not a.ordered:
+        return ForwardBound(out, lse)
+    if known is None:
+        return ForwardBound(out, lse, lattice(block.out, pre, out))
+    carried = carried * (1 + a.probability_roundoff) + lost
+    sums = Sums(known.moved, carried, 0.0, torch.zeros_like(lost), lost, known.middle.abs())
+    sharp = before_output(block, values, a, problem, w, sums)[0]
+    return ForwardBound(out, lse, interval_of(known, sharp, block.out, out, pre))
 
 
 def _exceeds(values: Tensor, a: ForwardArithmetic, w: Weights, problem: Problem) -> Tensor:

@@ -66,8 +66,8 @@ def errors_of(
     )
     if a.rounded:
         upper = torch.add(of_p, pairs.weights, out=upper)
-    factor, overflows = difference_error(problem, pairs, a, own)
     reach = torch.abs(pairs.factor, out=pairs.room.take())
+    factor, overflows = difference_error(problem, pairs, a, own, reach)
     factor.mul_(1 + U).add_(reach, alpha=U)
     if overflows is not None:
         factor.masked_fill_(overflows, torch.inf)

@@ -11,19 +11,7 @@ from torch import Tensor
 from verify.tolerance.arithmetic import TINY
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_sums import Rule, Sums, around
-
-
-@dataclass(frozen=True, eq=False)
-class Interval:
-    """Where the elements of one gradient lie before they are rounded to the output's dtype, fp64:
-    within `reach` of `middle`; +inf where nothing is asked."""
-
-    middle: Tensor
-    reach: Tensor
-
-    def to(self, device: torch.device | str) -> Interval:
-        """The same on another device."""
-        return Interval(self.middle.to(device), self.reach.to(device))
+from verify.tolerance.intervals import Interval
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,8 +37,10 @@ def rounded_to(
     """
     wide, factor = torch.abs(nominal, out=room.take()).add_(error), 1.0 if a is None else a.factor
     flushed = torch.clamp(wide, max=2 * TINY / min(factor, 1.0), out=room.take())
-    wide.mul_(0.0 if a is None else relative(a.gradient_roundings + 1, U))
-    wide.add_(error).add_(flushed)
+    if a is None:
+        torch.add(error, flushed, out=wide)
+    else:
+        wide.mul_(relative(a.gradient_roundings + 1, U)).add_(error).add_(flushed)
     if dtype.precision >= 24:
         return Known(flushed.copy_(nominal), wide)
     low = torch.sub(nominal, wide, out=flushed)
@@ -48,10 +50,15 @@ def rounded_to(
         high.mul_(factor)
     # By way of fp32, which is what a kernel casts: that is monotone, too, and no number of fp32
     # changes.
-    low.copy_(low.to(dtype.torch))
-    high.copy_(high.to(dtype.torch))
+    low.copy_(cast_to(low, dtype))
+    high.copy_(cast_to(high, dtype))
     middle = torch.add(low, high, out=room.take())
     return Known(middle.mul_(0.5 / factor), high.sub_(low).mul_(0.5 / factor))
+
+
+def cast_to(x: Tensor, dtype: DType) -> Tensor:
+    """fp64 rounded to nearest by way of fp32, as torch does it, but faster."""
+    return x.to(torch.float32).to(dtype.torch) if dtype.name == "bfloat16" else x.to(dtype.torch)
 
 
 def settled(known: Known, nominal: Tensor, error: Tensor, hidden: Tensor | None) -> Known:

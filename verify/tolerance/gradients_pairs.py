@@ -12,10 +12,12 @@ from torch import Tensor
 
 from references.positions import Sizes
 from references.row_blocks import RowBlock
+from verify.arithmetic.units import FMA32
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, U, farthest, relative, slope_of
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_casts import below, of_score
+from verify.tolerance.partial_sums import of_product
 from verify.tolerance.score_mods import factor_error, mod_errors, size_of
 from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss, whole
@@ -179,7 +181,8 @@ def pairs_by_key(
     step = max(size // max(heads * count, 1), 1)
     for first in range(0, keys, step):
         part = slice(first, min(first + step, keys))
-        cut = replace(block, **{name: getattr(block, name)[..., part] for name in _OF_PAIRS})
+        pairs = {name: getattr(block, name)[..., part] for name in _OF_PAIRS}
+        cut = replace(block, **pairs, keys_of_heads=block.keys_of_heads[:, part])
         at = slice(block.keys.start + part.start, block.keys.start + part.stop)
         yield at, pairs_of(problem, cut, rows, values[:, at], room)
 
@@ -194,8 +197,10 @@ def score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple
     mod, block = mod_errors(problem, a), pairs.block
     size = size_of(block.scaled, pairs.room.take())
     roundings = factor_error(problem, a)
+    by_size, by_score = of_product(a.scores, problem.head_dim, a.prescaled)
     product = ((1 + a.prescaled) * (1 + a.scores.kappa(problem.head_dim)) - 1) * (1 + roundings)
-    before = torch.mul(block.magnitude, product, out=pairs.room.take()).add_(size, alpha=roundings)
+    before = torch.mul(block.magnitude, by_size * (1 + roundings), out=pairs.room.take())
+    before.add_(size, alpha=roundings + by_score * (1 + roundings))
     flushed = flushed_score(
         a.scores, problem, abs(problem.scale) * a.operands.query * a.operands.key
     )
@@ -264,14 +269,17 @@ def grown(problem: Problem, pairs: Pairs, delta: Tensor) -> Tensor:
 
 
 def difference_error(
-    problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Own | None
+    problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Own | None, reach: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """Error of dP and of D^, and where their difference may overflow, None for nowhere: the
-    product-sum, which may begin with -D^, and D^ itself."""
+    product-sum, which may begin with -D^, and D^ itself.  reach: |dP - D^|."""
     rows, terms = pairs.rows, problem.head_dim_v + 1
     if own is None:
-        delta = relative(terms, U) * rows.delta_size + torch.where(
-            rows.delta_size > 0, _flushed(problem, rows, a), 0.0
+        by_size, by_sum = of_product(FMA32, terms)
+        delta = (
+            by_size * rows.delta_size
+            + by_sum * rows.delta.abs()
+            + torch.where(rows.delta_size > 0, _flushed(problem, rows, a), 0.0)
         )
     else:
         delta = own.delta
@@ -284,15 +292,19 @@ def difference_error(
     # An O^ that is not finite is no less than that.
     overflows = None if below(size, limit) else ~(size < limit)
     # Of P dP and P D the difference is rounded besides.
-    rounding = a.scores.kappa(terms) + (2 * U if a.sums_delta else 0.0) + a.narrowing(3)
-    return size.mul_(rounding).add_(_lost_in_product(problem, pairs, a)).add_(delta), overflows
+    by_size, by_sum = of_product(a.scores, terms)
+    rounding = by_size + (2 * U if a.sums_delta else 0.0) + a.narrowing(3)
+    size.mul_(rounding).add_(reach, alpha=by_sum).add_(_lost_in_product(problem, pairs, a))
+    return size.add_(delta * (1 + by_sum)), overflows
 
 
-def product_error(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> Tensor:
-    """Error of dP alone."""
-    error = a.scores.kappa(problem.head_dim_v + 1) + a.narrowing(2)
-    size = torch.mul(pairs.product, error, out=pairs.room.take())
-    return size.add_(_lost_in_product(problem, pairs, a))
+def product_error(
+    problem: Problem, pairs: Pairs, a: GradientArithmetic, gradient: Tensor
+) -> Tensor:
+    """Error of dP alone; gradient: |dP|."""
+    by_size, by_sum = of_product(a.scores, problem.head_dim_v + 1)
+    size = torch.mul(pairs.product, by_size + a.narrowing(2), out=pairs.room.take())
+    return size.add_(gradient, alpha=by_sum).add_(_lost_in_product(problem, pairs, a))
 
 
 def _lost_in_product(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> Tensor | float:

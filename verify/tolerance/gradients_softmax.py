@@ -82,7 +82,8 @@ def own_softmax(problem: Problem, tiles: Tiles, rows: Rows, a: GradientArithmeti
         spread += (pairs.factor.abs() * upper).sum(-1, keepdim=True)
         upper.add_(pairs.weights)
         total += upper.sum(-1, keepdim=True)
-        gradient, error = (pairs.factor + rows.delta).abs_(), product_error(problem, pairs, a)
+        gradient = (pairs.factor + rows.delta).abs_()
+        error = product_error(problem, pairs, a, gradient)
         missed += (error * upper).sum(-1, keepdim=True)
         if a.rounded:
             loss = rounding_loss(upper, a.probability, pairs.room)
@@ -144,7 +145,7 @@ def delta_of_weights(
             off.add_(loss)
             upper.add_(loss)
         gradient = (pairs.factor + rows.delta).abs_()
-        error = product_error(problem, pairs, a)
+        error = product_error(problem, pairs, a, gradient)
         missed += (off.mul_(gradient).addcmul_(error, upper)).sum(-1, keepdim=True)
         size = gradient.add_(error)
         reach += upper.mul_(size).sum(-1, keepdim=True)

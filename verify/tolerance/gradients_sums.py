@@ -15,6 +15,7 @@ from verify.arithmetic.mma import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
+from verify.tolerance.partial_sums import saved
 from verify.tolerance.subnormals import Lost, Weighted
 
 
@@ -203,22 +204,27 @@ def _sum_error(sums: Sums, n: int, rule: Rule, heads: int, known: Tensor) -> Ten
     to the magnitudes too.
     """
     size, error, terms = (_fold(x, heads) for x in (sums.size, sums.errors[n], sums.terms))
+    exact = _fold(sums.exact + sums.moved, heads).abs_()
     bare = _fold(sums.sums[0] + sums.sums[1 + n], heads)
     padded = heads * math.ceil(rule.length / rule.unit.products) * rule.unit.products
     additions = heads * rule.blocks - 1
     reach = size + error
-    rounded = (1 + rule.unit.kappas(terms, padded)) * (
-        1 + relative(additions + rule.roundings, U)
-    ) * (1 + rule.operand) - 1
+    of_sizes, of_sums = rule.unit.splits(terms, padded)
+    rounded = (1 + of_sizes + of_sums) * (1 + relative(additions + rule.roundings, U)) * (
+        1 + rule.operand
+    ) - 1
+    of_sums = (1 + of_sums) * (1 + relative(additions, U)) - 1
     tiny, most = torch.zeros_like(bare), FP32_MAX / max(abs(rule.scale), 1.0)
     narrow = None if rule.unit.accumulator == "float32" else DTYPES[rule.unit.accumulator]
     if narrow:  # partial sums are added in it, too
         rounded = (1 + rounded) * (1 + relative(additions, narrow.unit_roundoff)) - 1
+        of_sums = (1 + of_sums) * (1 + relative(additions, narrow.unit_roundoff)) - 1
         most = min(most, rule.unit.domain(padded))
     if rule.memory:
         # Each partial sum is rounded, and so is each addition.
         casts = additions + 1
         rounded = (1 + rounded) * (1 + relative(casts + 1, rule.memory.unit_roundoff)) - 1
+        of_sums = (1 + of_sums) * (1 + relative(casts, rule.memory.unit_roundoff)) - 1
         growth = 1 + relative(casts, rule.memory.unit_roundoff)
         tiny += casts * growth * (rule.memory.smallest_subnormal / 2 + TINY)
         most = min(most, rule.memory.overflow / growth / abs(rule.scale)) if rule.scale else most
@@ -229,6 +235,7 @@ def _sum_error(sums: Sums, n: int, rule: Rule, heads: int, known: Tensor) -> Ten
     if narrow:
         flushed = flushed + (1 + rounded) * rule.unit.underflow(padded)
     total = _fold(known, heads) + rounded * reach + flushed * (reach > 0)
+    total = total - saved(of_sums, size, exact)
     if rule.weighted.threshold:
         lost = Lost(error, _fold(sums.sums[1 + n], heads))
         total = total + (1 + rounded) * rule.weighted.loss(terms, bare, reach, lost)

@@ -11,9 +11,17 @@ import torch
 from torch import Tensor
 
 from references.premises import Premise
+from verify.arithmetic.archs import arch_named
 from verify.arithmetic.dtypes import DTYPES, DType, dtype_named
 from verify.arithmetic.instructions import DIVISION, EXP, Function, tanh_error
-from verify.arithmetic.mma import Unit, accumulated, bfloat16_blocks, declared_unit
+from verify.arithmetic.mma import (
+    NearestChain,
+    Unit,
+    accumulated,
+    bfloat16_blocks,
+    declared_unit,
+    provenance,
+)
 from verify.problem import Problem
 from verify.problem.inputs import stored_factors
 from verify.tolerance.arithmetic import (
@@ -47,10 +55,15 @@ def product_unit(
 
     On a CPU, where the interpreter drops tf32's bits, three products of tf32 are one of fp32.
     """
+    kind = _multiplied(arch, operands, float32_products)
+    return declared_unit(arch, kind, accumulator, instruction)
+
+
+def _multiplied(arch: str, operands: str, float32_products: str) -> str:
+    """What the unit multiplies: the operands' dtype, or how fp32 is multiplied."""
     exact = "tf32x3" if arch == "cpu" else "ieee"
     by_tf32 = operands == "float32" and float32_products not in ("ieee", exact)
-    kind = float32_products if by_tf32 else operands
-    return declared_unit(arch, kind, accumulator, instruction)
+    return float32_products if by_tf32 else operands
 
 
 def prescaled_by(prescale: str, scale: float) -> tuple[float, float]:
@@ -152,7 +165,25 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         maximum_rows=block_size(softmax.maximum.rows, config.block_m) or max(problem.seqlen_q, 1),
         excess=softmax.maximum.excess * math.log(2),
         step=softmax.maximum.step,
+        in_order=(
+            numerics.order.head_dim == "ascending"
+            and _has_order(scores, arch, _multiplied(arch, operands, products.float32_products))
+        ),
+        key_order=softmax.maximum.key_order,
+        block_n=block_n,
+        tile=config.block_m or 0,
+        key_parts=_key_parts(softmax.maximum.parts, config),
     )
+
+
+def _has_order(unit: Unit, arch: str, multiplied: str) -> bool:
+    """Whether a bound is derived for products that the unit adds in order: one whose groups are
+    known, or fp32 sums of a GPU's scalar units.  Libraries for CPUs add as they like."""
+    if not arch_named(arch).instructions or unit.accumulator != "float32":
+        return False
+    if provenance(arch, multiplied).guess:
+        return False
+    return (type(unit) is Unit and unit.rounding == "zero") or type(unit) is NearestChain
 
 
 def _least_factors(problem: Problem, factors: Mapping[str, Tensor]) -> tuple[float, float]:
@@ -190,6 +221,14 @@ def function_error(problem: Problem, tanh: str, scores: str = "float32") -> floa
                 f"numerics.softmax.scores: no bound is derived for {scores!r} beside {mod.label}"
             )
     return tanh_error(tanh) if any(each.function for each in roundings) else 0.0
+
+
+def _key_parts(declared: int | None, config: Config) -> int:
+    """Parts of the keys: as declared, else the config's option; 0 where they are not known."""
+    if declared is not None:
+        return declared
+    split = dict(config.options).get("split", 0)
+    return split if isinstance(split, int) and split > 0 else 0
 
 
 def _partial(split_keys: bool | str, given: str) -> DType | None:
@@ -299,7 +338,12 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
         "softmax.maximum.lag": softmax.maximum.lag != 0,
     }
     other = next((path for path, declared in beside.items() if declared), None)
-    for name, value in leaves(replace(softmax.maximum, lag=0.0)).items():
+    if softmax.maximum.parts != 0 and not output.split_keys:
+        raise ValueError(
+            "numerics.softmax.maximum.parts: keys have parts only beside numerics.output.split_keys"
+        )
+    plain = replace(softmax.maximum, lag=0.0, key_order="any", parts=0)
+    for name, value in leaves(plain).items():
         if other and value != getattr(Maximum(), name):
             raise ValueError(
                 f"numerics.softmax.maximum.{name}: no bound is derived beside numerics.{other}"

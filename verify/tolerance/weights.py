@@ -14,6 +14,7 @@ from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.unit import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, farthest, relative
+from verify.tolerance.partial_sums import of_product, smaller_in_order
 from verify.tolerance.score_mods import factor_error, mod_errors, narrow_roundings, size_of
 from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss
@@ -55,6 +56,9 @@ class Weights:
     lead: Tensor | float  # e^ahead, the maxima's own errors included
     reach: Tensor  # what p~ may come to, errors included: s e^tau g
     empty: Tensor
+    error: Tensor  # E: the largest error of a score of the row
+    # bound on |ln(computed / exact product of the rescales behind a block)|, E included
+    rescaled: Tensor
 
 
 def weights_of(
@@ -78,7 +82,7 @@ def weights_of(
         else block.visible.count_nonzero(-1).to(torch.float64)[..., None]
     )
     empty = (block.row_max == -torch.inf)[..., None]
-    delta = _exponents(block, a, problem, peak, full, memory, above)
+    delta, error, rescaled = _exponents(block, a, problem, peak, full, memory, above)
     largest = largest_of(delta)
     worst = float(largest.max()) if largest.numel() else 0.0
     hopeless = (largest >= LARGE) & ~empty
@@ -128,6 +132,8 @@ def weights_of(
         lead=lead,
         reach=_reach(a, errors, normaliser - drift),
         empty=empty,
+        error=error,
+        rescaled=rescaled,
     )
 
 
@@ -177,7 +183,8 @@ def loss_of(a: ForwardArithmetic) -> float:
 
 
 def product_error(a: ForwardArithmetic, problem: Problem) -> float:
-    """Error of the scaled scores by the product itself, per A: operands as rounded, then summed."""
+    """Error of the scaled scores by the product itself, per A, at most: operands as rounded, then
+    summed."""
     return (1 + a.operand_roundings) * (1 + a.scores.kappa(problem.head_dim)) - 1
 
 
@@ -200,9 +207,11 @@ def _score_errors(
     mod, (first, second) = mod_errors(problem, a), memory
     size = size_of(block.scaled, second)
     rounding = factor_error(problem, a)
-    error = torch.mul(block.magnitude, product_error(a, problem) * (1 + rounding), out=first).add_(
-        size, alpha=rounding
-    )
+    by_size, by_score = of_product(a.scores, problem.head_dim, a.operand_roundings)
+    error = torch.mul(block.magnitude, by_size, out=first).add_(size, alpha=by_score)
+    if a.in_order:
+        smaller_in_order(error, block, a.scores, abs(problem.scale), a.operand_roundings)
+    error.mul_(1 + rounding).add_(size, alpha=rounding)
     # What is behind the product: the scale, unless it stood before, and descales.
     behind = abs(problem.scale) * a.operands.query * a.operands.key
     if a.scores.accumulator != "float32":
@@ -236,16 +245,18 @@ def _exponents(
     full: bool,
     memory: Memory,
     above: Tensor | None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor, Tensor]:
     """delta: how far the exponent of each p~ may stray, in natural units, rescales and the
-    exponential's own error included.
+    exponential's own error included; `Weights.error` and `Weights.rescaled`.
 
     The row maximum enters as computed, the same in every place, so that only the rounding of the
     subtraction feels it; the roundings of the rescales telescope to that of one subtraction.
     Masked pairs have no more than any other of the row.
     """
     error, size = _score_errors(block, a, problem, full, memory)
-    top = largest_of(error) + peak
+    most = largest_of(error)
+    top = most + peak
+    rescaled = _rescaled(a, most, top, largest_of(size) if a.knows_p else top)
     # The subtraction, and a change of base behind it: 3 roundings, proportional to |x - m| <= |x| +
     # |m|.
     rounding, ahead = relative(3, U), _ahead(a, above, top)
@@ -262,7 +273,8 @@ def _exponents(
         common = common + more * top + (U * 12 * logs + LOG_ERROR * (1 + logs))
         rounding += more
     if not a.slope:
-        return error.mul_(1 + rounding).add_(size, alpha=rounding).add_(common)
+        delta = error.mul_(1 + rounding).add_(size, alpha=rounding).add_(common)
+        return delta, most, rescaled
     distance = (
         (block.row_max[..., None] - block.scores)
         .add_(error)
@@ -272,9 +284,20 @@ def _exponents(
     if a.leads:
         distance.add_(ahead)
     error.mul_(1 + rounding).add_(size, alpha=rounding).add_(common)
-    return error.add_(
+    delta = error.add_(
         distance.clamp_(max=max(farthest(a.exponential), farthest(a.rescale))), alpha=a.slope
     )
+    return delta, most, rescaled
+
+
+def _rescaled(a: ForwardArithmetic, error: Tensor, top: Tensor, size: Tensor) -> Tensor:
+    """`Weights.rescaled`.  size: of the row's largest score.
+
+    The differences of maxima behind a block have one sign, so their roundings telescope to one's.
+    """
+    reach = size + error + top + 2 * a.offset
+    lost = relative(3, U) * reach + a.rescales
+    return error + lost + a.slope * reach.clamp(max=farthest(a.rescale))
 
 
 def _row_sum_drift(a: ForwardArithmetic, keys: Tensor, share: Tensor, problem: Problem) -> Tensor:

@@ -59,7 +59,8 @@ class Products(_Products, path="numerics.products"):
 
 @dataclass(frozen=True, kw_only=True)
 class Maximum(Declared, path="numerics.softmax.maximum"):
-    """What is subtracted from the scores of a row, where that is not their running maximum."""
+    """What is subtracted from the scores of a row: the order of a running maximum, and where it is
+    none."""
 
     # log2 units by which the largest score may exceed what is subtracted, because the rescale is
     # lazy (8 in FlashAttention-4)
@@ -71,6 +72,15 @@ class Maximum(Declared, path="numerics.softmax.maximum"):
     excess: float = 0.0
     # and by which part of its size
     step: float = 0.0
+    # the order in which a running maximum gets to know the blocks of keys, [j block_n, (j + 1)
+    # block_n) from key 0 on: "ascending", "descending", or "whole_first" if a tile of rows takes
+    # those first that all of its rows see whole, then the others, both ascending.  P is known as it
+    # is rounded then.  "any" promises nothing, not even that O is rounded once
+    key_order: str = "any"
+    # where keys are split among programs (output.split_keys), each with a maximum of its own: the
+    # parts that the blocks from the first to the last visible one are dealt out to, evenly and in
+    # order (0: not known; None: the config's option "split")
+    parts: int | None = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +151,22 @@ class Output(Declared, path="numerics.output"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Order(Declared, path="numerics.order"):
+    """In which order sums are made."""
+
+    # Q K^T, along head_dim: "ascending", what one matrix instruction multiplies being neighbours,
+    # and on a GPU without one product by product; "any" for every other order
+    head_dim: str = "any"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Numerics(Declared, path="numerics"):
     """How a forward computes O and LSE."""
 
     products: Products = field(default_factory=Products)
     softmax: Softmax = field(default_factory=Softmax)
     output: Output = field(default_factory=Output)
+    order: Order = field(default_factory=Order)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -233,6 +233,8 @@ RULES: dict[str, dict[str, Check]] = {
         "rows": _block,
         "excess": number(0, MOST_LAG),
         "step": number(0, 1),
+        "key_order": one_of("any", "ascending", "descending", "whole_first"),
+        "parts": whole(0, MOST_BLOCK, optional=True),
     },
     "numerics.softmax.row_sum": {
         "of": one_of("unrounded", "rounded", "mma"),
@@ -249,6 +251,7 @@ RULES: dict[str, dict[str, Check]] = {
         "division": one_of("any", *DIVISION),
         "roundings": _roundings,
     },
+    "numerics.order": {"head_dim": one_of("any", "ascending")},
     "gradients.products": {
         "operands": _kept,
         "float32_products": _products,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import date
 from pathlib import Path
 from typing import cast
@@ -12,12 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.vendor.pretty import pretty
 from msgspec.structs import replace
 
+from references.output_scale import DTYPES as EIGHT_BITS
 from tests.harness.in_process import declared
 from tests.properties import property_runner, test_attention
-from tests.properties.property_runner import Convicted, hold
+from tests.properties.property_runner import Convicted, hold, hold_first
+from verify.campaign.edge_cases import first_cases
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
-from verify.evidence import Finding, Phase, Recorder, Verdict
+from verify.evidence import Finding, Outcome, Phase, Recorder, Verdict
 from verify.evidence.known_failures import Xfail, Xfails
 from verify.oracles import Group, grouped, groups
 from verify.problem import Problem
@@ -88,6 +91,45 @@ def test_an_error_of_the_judge_is_raised_as_it_is_and_not_shrunk() -> None:
 
 WITNESS = "direct:default:accuracy:sq=2,skv=5,d=16,dtype=float32"
 KNOWN = Xfail(cases="direct:.*", link="elsewhere", expires=date(2100, 1, 1), witness=WITNESS)
+
+
+def test_each_group_of_a_family_is_asked_once() -> None:
+    """A case that no oracle of the group judges is followed by another, and no other is."""
+
+    class Shy(Bench):
+        def judge(
+            self, target: Target, problem: Problem, phase: Phase = "generate"
+        ) -> list[Verdict]:
+            self.judged.append(problem)
+            outcome: Outcome = "pass" if len(self.judged) >= self.asked else "inapplicable"
+            made = super().judge(target, problem.but(seqlen_kv=1, seqlen_q=1), phase)
+            self.judged.pop()
+            return [dataclasses.replace(made[0], oracle="key_shift", outcome=outcome)]
+
+        asked = 1
+
+    target = Target(declared(dtypes_out=EIGHT_BITS), declared().configs[0], "float16", "key_shift")
+    for asked, judged in ((1, 1), (2, 2), (9, 3)):
+        bench = Shy(breaks=False)
+        bench.asked = asked
+        hold_first(cast(Judge, bench), target)
+        assert len(bench.judged) == judged
+        assert all(p.distribution == "small_integers" and p.pairs > 16 for p in bench.judged)
+    assert first_cases(target)[0].scaled_output is None
+
+
+def test_a_group_that_no_draw_fits_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Target, "fitted", lambda target, problem: None)
+    bench = Bench(breaks=True)
+    target = Target(declared(), declared().configs[0], "float16", "key_permutation")
+    hold_first(cast(Judge, bench), target)
+    assert first_cases(target) == bench.judged == []
+
+
+def test_the_first_case_of_a_group_can_fail() -> None:
+    target = Target(declared(), declared().configs[0], "float16", "accuracy")
+    with pytest.raises(Convicted, match="too long"):
+        hold_first(cast(Judge, Bench(breaks=False)), target)
 
 
 def test_a_known_defect_is_met_and_not_shrunk() -> None:

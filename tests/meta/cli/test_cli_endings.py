@@ -95,11 +95,14 @@ def test_an_interrupted_run_says_so_and_how_to_go_on(
     cases = len({v.case for v in data.verdicts})
     # The child sends the signal to this process, as a terminal or a job scheduler would.
     the_campaign_is(monkeypatch, "sh", "-c", f"kill -{sent} $PPID; sleep 60")
-    words = ("run", PLAIN, "--examples", "7", "-k", "not long", "-x", "--run-id", order.run_id)
+    dtypes = "--dtype float32 --dtype float16"
+    words = ("run", PLAIN, *dtypes.split(), "--examples", "7", "-k", "not long", "-x")
+    words += ("--run-id", order.run_id)
     assert command(monkeypatch, *words) == INFRASTRUCTURE
     output = capsys.readouterr().out
     assert f"interrupted after {cases} cases" in output
-    assert f"verify run {PLAIN} --examples 7 -k 'not long' --exitfirst --run-id ended" in output
+    options = f"{dtypes} --examples 7 -k 'not long' --exitfirst --run-id ended"
+    assert f"verify run {PLAIN} {options}" in output
     assert "holds" not in output
     assert "report.html" not in output
 

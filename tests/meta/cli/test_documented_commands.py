@@ -77,6 +77,8 @@ HERE = "test_documented_commands"
 SANITIZE = (HERE, "test_sanitize_reaches_the_lane_with_its_options")
 RUN = (HERE, "test_run_is_told_its_options")
 OUTSIDE = ("test_outside_oracle", "test_a_campaign_asks_an_oracle_of_one_file")
+KILLED = ("test_killed_processes", "start")
+LOCAL = ("test_campaign_command", "test_local_workers_convict_a_wrong_kernel_and_stop")
 TERMS = ("test_verdict_page", "test_the_terms_are_what_the_command_prints")
 
 RUNS = {
@@ -100,6 +102,19 @@ RUNS = {
     "verify fuzz": wheel('"fuzz", "wrong.py"'),
     "verify fuzz --max-time": wheel('"--max-time"'),
     "verify fuzz --keep-going": of(HERE, "test_fuzz_keeps_going", '"--keep-going"'),
+    "verify run --shard": of(
+        "test_shards", "test_reports_of_shards_are_the_whole_runs", '"--shard"'
+    ),
+    "verify campaign": of(*KILLED, '"verify", "campaign"'),
+    "verify campaign --local": of(*LOCAL, '"--local"'),
+    "verify campaign --seeds": of(*LOCAL, '"--seeds"'),
+    "verify campaign --ssh": of(
+        "test_campaign_command", "test_hosts_start_their_workers_by_ssh", '"--ssh"'
+    ),
+    "verify campaign --scheduler": of(*KILLED, '"--scheduler", '),
+    "verify campaign --scheduler-file": of(*KILLED, '"--scheduler-file"'),
+    "verify campaign --run-id": of(*KILLED, '"--run-id"'),
+    "verify campaign --join": of(*KILLED, '"--join"'),
     "verify replay": wheel('verify, "replay", CASE'),
     "verify replay --oracle": of(*OUTSIDE, '"--oracle", str(sign)'),
     "verify report": wheel('verify, "report", "--examples"'),
@@ -136,6 +151,7 @@ RUNS = {
         "test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'
     ),
     "verify profile": of("test_profiling", "test_the_command_is_told_its_options", '"profile"'),
+    "verify setup": of("test_extras", "set_up", '"setup", "cute"'),
     "verify test": ci("python3 -m verify test --profile ci"),
     "verify test --profile": ci("python3 -m verify test --profile ci"),
     "verify test --thorough": of(
@@ -147,6 +163,9 @@ RUNS = {
     "tests.bound_terms": of(*TERMS, "bound_terms.main(words)"),
     "tests.bound_terms --index": of(*TERMS, "bound_terms.main(words)"),
     "tests.bound_terms --arch": of(*TERMS, "bound_terms.main(words)"),
+    "tests.known_roundings_sweep": of(
+        "test_known_forward", "test_the_sweep_refuses_what_is_wrong", "known_roundings_sweep.main("
+    ),
     "tests.faults": of(HERE, "test_faults_are_searched_for", '"tests/faults/__main__.py"'),
     "pytest": Place("tox.ini", "-m pytest -n auto"),
     "pytest -n": Place("tox.ini", "-m pytest -n auto"),
@@ -160,6 +179,7 @@ RUNS = {
     "tox -e sanitizer": ci("without_device tox -e sanitizer"),
     "tox -e sanitizer-full": ci("without_device tox -e sanitizer-full"),
     "tox -e lint": ci("tox -e lint"),
+    "tox -e docs": ci("tox --current-env -e docs"),
     "tox -e gpu --current-env": ci("tox --current-env -e gpu"),
     "tox -e sanitizer --current-env": ci("tox --current-env -e sanitizer"),
     "pip install": wheel('"-m", "pip", "install"'),

@@ -4,13 +4,18 @@ option."""
 from __future__ import annotations
 
 import ast
+import os
 import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.meta.door.test_checking import run
 from verify.bundle import ROOT
+from verify.door import checking
 from verify.door.plugin import PROPERTIES
+from verify.machine.defaults import Defaults
 
 WRONG = """
 import torch
@@ -51,6 +56,62 @@ def test_one_item_for_each_property(tmp_path: Path) -> None:
     assert re.search(r"replay +python -m verify replay mine.py@mine:", done.stdout)
     assert "Traceback" not in done.stdout
     assert 'name="accuracy"' in (tmp_path / "out.xml").read_text(encoding="utf-8")
+
+
+@pytest.mark.for_ci
+def test_the_first_failure_ends_it_and_runs_again_alone(tmp_path: Path) -> None:
+    """-x and --lf are pytest's own, and see one test for each property."""
+    (tmp_path / "mine.py").write_text(WRONG, encoding="utf-8")
+    options = ("-p", "verify.door.plugin", "-p", "no:attention-verify", "--kernel", "mine.py")
+    options += ("--kernel-examples", "1", "-v")
+    done = run("pytest", *options, "-x", "-k", "accuracy or counting", cwd=tmp_path)
+    assert "stopping after 1 failures" in done.stdout, done.stdout + done.stderr
+    assert "mine.py::counting" not in done.stdout
+    again = run("pytest", *options, "--lf", cwd=tmp_path)
+    assert "mine.py::accuracy FAILED" in again.stdout
+    assert "1 failed" in again.stdout
+    assert "passed" not in again.stdout
+
+
+@pytest.mark.thorough
+def test_workers_judge_properties_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WRONG, encoding="utf-8")
+    options = ("--kernel", "mine.py", "--kernel-examples", "1", "-n", "2", "--junitxml", "out.xml")
+    done = run("pytest", *PLUGIN, *options, "-k", "accuracy or gradient_refusal", cwd=tmp_path)
+    assert "1 failed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert 'failures="1" skipped="1"' in (tmp_path / "out.xml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("worker", "mask", "given"),
+    [
+        ("gw0", "0,1,2", "0,1,2"),
+        ("gw1", "0,1,2", "1,0,2"),
+        ("gw4", "0,1,2", "1,0,2"),
+        ("gw1", "2", "2"),
+        ("gw1", "", ""),
+        (None, "0,1", "0,1"),
+    ],
+)
+def test_the_campaigns_of_workers_have_different_gpus(
+    worker: str | None, mask: str, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    if worker is not None:
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
+    seen: list[str | None] = []
+
+    def execute(*_: object) -> int:
+        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        assert "PYTEST_XDIST_WORKER" not in os.environ
+        return 0
+
+    monkeypatch.setattr(checking, "execute", execute)
+    checking.campaign(checking.request_of(Path("mine.py"), Defaults()), None)
+    assert seen == [given]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == mask
+    assert os.environ.get("PYTEST_XDIST_WORKER") == worker
 
 
 def test_usage_errors_are_one_line(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.meta.door.test_checking import run
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
 from verify.cell.discovery import roster
+from verify.cuda.compile import CompileError, Source, compilable, compile_source
 from verify.door.stand_in import stand_in
 from verify.evidence import Recorder
 from verify.problem import Problem
@@ -124,6 +125,23 @@ def test_a_cuda_source_of_the_authors(tmp_path: Path, monkeypatch: pytest.Monkey
         judge.close()
     assert right == [None] * len(right)
     assert any(finding is not None and "out is off by" in finding.message for finding in wrong)
+
+
+@pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
+def test_without_a_gpu_the_cuda_source_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler sees a typing error, with its line, and no wrong result."""
+    monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path / "cache"))
+    for keys in ("a.seqlen_kv", "a.seqlen_kv - 1"):
+        path = tmp_path / "attention.cu"
+        path.write_text(CUDA.replace("KEYS", keys), encoding="utf-8")
+        binary = compile_source(Source(path, "attention"), "sm_90a")
+        assert binary.resources.registers > 0
+    path.write_text(CUDA.replace("KEYS", "a.seqlen_k"), encoding="utf-8")
+    line = CUDA.partition("KEYS")[0].count("\n") + 1
+    with pytest.raises(CompileError, match=rf"\({line}\): error: .*seqlen_k"):
+        compile_source(Source(path, "attention"), "sm_90a")
 
 
 THREE_LINES = """

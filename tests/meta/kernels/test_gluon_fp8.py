@@ -20,8 +20,9 @@ from kernels.gluon import hopper_fp8_forward as kernel
 from kernels.triton import fp8_transposed_forward
 from kernels.triton.compile import MASKS
 from tests.harness.fake_trials import acquitted, convicted
-from tests.harness.gluon_host import Copied, Host, Place
+from tests.harness.gluon_host import Host
 from tests.harness.gluon_interleavings import Program, ProtocolError
+from tests.harness.gluon_values import NO_CLUSTER, Copied, Place
 from tests.harness.in_process import declared, trial
 from tests.harness.ptx_host import convict, run
 from verify.arithmetic.mma import unit_for
@@ -254,7 +255,7 @@ def program(made: Host, low: tuple[int, int], high: tuple[int, int], slots: int)
     shapes = {"q": (ROWS, DIM), "k": (keys, DIM), "v": (DIM, keys)}
     for name, box in boxes.items():
         base = torch.ones(1, 1, *shapes[name], dtype=torch.float8_e4m3fn)
-        source = {"base": base, "shape": base.shape, "strides": base.stride()}
+        source = {"base": base, "shape": base.shape, "strides": base.stride(), "layout": NO_CLUSTER}
         descriptors.append(Copied(name, SimpleNamespace(**source, block_shape=[1, 1, *box])))
     tables = tuple(Place.of(torch.tensor([keys_], dtype=torch.int32)) for keys_ in (low, high))
     out = Place.of(torch.zeros(1, 1, ROWS, DIM, dtype=torch.bfloat16))

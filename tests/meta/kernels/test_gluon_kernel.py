@@ -20,7 +20,8 @@ from kernels.masks import mask_build, mask_tables
 from kernels.triton import compile as triton_compile
 from references.masks import parse_mask
 from references.score_mods import Softcap
-from tests.harness.gluon_host import Host, Place
+from tests.harness.gluon_host import Host
+from tests.harness.gluon_values import Place
 from tests.harness.ptx_host import convict, run
 from tests.planted import gluon_forward
 from verify.cuda.sass import listing

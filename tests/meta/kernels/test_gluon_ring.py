@@ -14,8 +14,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.harness.gluon_host import Copied, Host, Place
+from tests.harness.gluon_host import Host
 from tests.harness.gluon_interleavings import Program, ProtocolError
+from tests.harness.gluon_values import NO_CLUSTER, Copied, Place
 from tests.planted import gluon_forward
 from verify.cuda.edits import Edit
 
@@ -69,7 +70,7 @@ def program(host: Host, walk: Walk, slots: int, **keywords: int) -> Program:
     given = []
     for name, rows, box in (("q", ROWS, ROWS), ("k", keys, KEYS), ("v", keys, KEYS)):
         base = torch.ones(1, 1, rows, DIM, dtype=torch.float16)
-        source = {"base": base, "shape": base.shape, "strides": base.stride()}
+        source = {"base": base, "shape": base.shape, "strides": base.stride(), "layout": NO_CLUSTER}
         given.append(Copied(name, SimpleNamespace(**source, block_shape=[1, 1, box, DIM])))
     given.append(Place.of(torch.zeros(1, 1, ROWS, DIM, dtype=torch.float16)))
     given += [Place.of(torch.zeros(1, 1, ROWS)), (Place.of(low), Place.of(high))]

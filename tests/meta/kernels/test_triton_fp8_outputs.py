@@ -3,6 +3,7 @@ passes, and every fault of its last step is convicted."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,10 +32,11 @@ class Planted:
     @property
     def catches(self) -> list[Catch]:
         group = "accuracy" if self.oracle == "bound" else self.oracle
-        distribution = "gather" if self.oracle == "gather" else "normal"
+        distribution = "normal" if self.oracle == "bound" else self.oracle
+        log_2 = math.log(2) if self.oracle == "dyadic" else None
         problems = [
             Problem.parse(f"{ASKED},out={output}").but(
-                output_scale=scale, distribution=distribution
+                output_scale=scale, distribution=distribution, softmax_scale=log_2
             )
             for output in self.formats
             for scale in self.scales
@@ -60,6 +62,11 @@ FAULTS = {
         "torch.float8_e4m3fn: 240.0, torch.float8_e5m2: 448.0",
         (2.0**15,),
     ),
+    "through-half": Planted(
+        STEP, STEP.replace(WHOLE, f"({WHOLE}).to(tl.float16).to(tl.float32)"), (104.5,), "dyadic"
+    ),
+    "cut-dyadic": Planted(STEP, cut(21), (104.5,), "dyadic"),
+    "cut-counting": Planted(STEP, cut(21), (104.5,), "counting"),
     "cut-e4m3": Planted(STEP, cut(20), (104.5, 448.0), "gather", ("float8_e4m3fn",)),
     "cut-e5m2": Planted(STEP, cut(21), (104.5, 448.0), "gather", ("float8_e5m2",)),
 }

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis import strategies as st
 
+from references.output_scale import DTYPES as EIGHT_BITS
 from tests.properties import tier
 from verify.problem import Layout, Problem
 from verify.problem.coverage import bins_reachable, bins_required, coverage_bins
@@ -30,6 +31,7 @@ HALF = ("float16", "bfloat16")
 EVERYTHING = Support(
     descalings=DESCALINGS,
     dtypes=(*HALF, "float32", "float64"),
+    dtypes_out=EIGHT_BITS,
     head_dims=range(1, 513),
     masks=tuple(kind for kind in MASK_KINDS if kind != "causal.square"),
     intersections=True,

@@ -10,8 +10,21 @@ import pytest
 
 from tests.harness.fake_campaign import BINS, evidence, verdict
 from tests.harness.rendered import as_markdown, table
-from verify.report import Report, build, compare, dumps, parse, plots, render_comparison, replays
+from verify.document import Table
+from verify.report import (
+    Report,
+    build,
+    compare,
+    dumps,
+    parse,
+    plots,
+    power_plot,
+    render_comparison,
+    replays,
+)
+from verify.report.document import document
 from verify.report.headline import headline
+from verify.report.power import FAULTS
 
 ONE, OTHER = ("triton-fwd", "float16"), ("torch-flash", "float16")
 
@@ -20,6 +33,7 @@ ONE, OTHER = ("triton-fwd", "float16"), ("torch-flash", "float16")
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "ratio_plot", lambda report: None)
     monkeypatch.setattr(plots, "error_plot", lambda variant, key: None)
+    monkeypatch.setattr(power_plot, "power_plot", lambda report: None)
 
 
 def report(*cases: tuple[tuple[str, str], dict[str, float], dict[str, object]]) -> Report:
@@ -50,8 +64,10 @@ def test_the_least_strength_counts_and_names_its_case() -> None:
     assert replays.command(scale).endswith(f" {scale['case']}")
     assert (scale["tutorial"], scale["close"]) == (0.02, None)
     assert parse(json.loads(dumps(found))) == found
-    rows = table(as_markdown(found), "## Power")
-    assert len(rows) == 2 + 3
+    rows = table(as_markdown(found), "## Power")  # beside other suites' rules
+    assert [row[0] for row in rows[2:]] == [FAULTS[name] for name in ("scale", "lse", "out")]
+    (power,) = (one for one in document(found, None).sections if one.title == "Power")
+    assert len([b for b in power.blocks if isinstance(b, Table)][-1].rows) == 3
     assert "e = 2.0e-05" in headline(found)
 
 

@@ -88,6 +88,24 @@ class TestForward:
             assert repr(reference if changed[0] != reference else bound) in text
             assert f"element {at}" in text
 
+    def test_of_another_model_the_error_must_be_within_the_bound(self, problem):
+        """r is 0.5: of a bound twice as wide, and a bit more, it is an error that is too large."""
+        whole = truth(problem)
+        at = int(whole.out.abs().argmax())
+        reference, bound = float(whole.out.flatten()[at]), float(whole.out_bound.flatten()[at])
+        for factor, many in ((0.5, 0), (1.99, 0), (2.01, 1)):
+            known = report(problem, out_index=at, out_reference=reference, out_bound=factor * bound)
+            assert recheck.recheck_report(known)[1], "of today's model it is another bound"
+            known["versions"]["bounds"] = "1"
+            assert len(recheck.recheck_report(known)[1]) == many
+            del known["versions"]["bounds"]
+            said = recheck.recheck_report(known)[1]
+            assert len(said) == many
+            assert not many or "today's bound is" in said[0]
+        known = report(problem, out_index=at, out_reference=reference + bound, out_bound=bound)
+        known["versions"]["bounds"] = "1"
+        assert len(recheck.recheck_report(known)[1]) == 1, "the reference is the same in all models"
+
     def test_the_lse_too(self, problem):
         whole = truth(problem)
         at = int(whole.lse.abs().nan_to_num(posinf=0.0).argmax())

@@ -73,6 +73,26 @@ def campaign(
     )
 
 
+def scored(rounded: int = 0, undecided: int = 0) -> Evidence:
+    """A plain function: of 10 cases of each dtype so many exceed the bounds of fp32 scores."""
+    found = campaign(undeclared=True)
+    words = ["undecided"] * undecided + ["rounded"] * rounded
+    words += ["within"] * (10 - len(words))
+    asked = [
+        dataclasses.replace(
+            verdict("mine", dtype, at),
+            case=f"case-{dtype}-{at}",
+            oracle="kept_scores",
+            group="accuracy",
+            measures={"sharper_out": 0.9 + at},
+            observed={"scores": word},
+        )
+        for dtype in DTYPES
+        for at, word in enumerate(words)
+    ]
+    return dataclasses.replace(found, verdicts=(*found.verdicts, *asked))
+
+
 def report(**declared: Any) -> Report:
     return build(campaign(**declared), BINS)
 
@@ -231,6 +251,29 @@ class TestLenient:
         assert strictly(found) == []
         for page in everywhere(found):
             assert "undeclared: judged by the weakest honest arithmetic" in page
+
+    @pytest.mark.parametrize(
+        ("of", "said", "grave"),
+        [
+            ({}, "float16: fp32 scores, P in float16, fp32 accumulators", False),
+            ({"rounded": 2}, "scores are rounded in 2 of 10 cases", False),
+            ({"rounded": 1, "undecided": 3}, "scores are rounded in 1 of 10 cases", False),
+            ({"undecided": 3}, "3 of 10 cases exceed fp32 scores, P in bfloat16", True),
+        ],
+    )
+    def test_a_plain_function_is_judged_by_what_it_keeps(
+        self, of: dict[str, int], said: str, grave: bool
+    ) -> None:
+        found = build(scored(**of), BINS)
+        (undeclared, *others) = (state for state in states(found["variants"][0]))
+        assert said in str(undeclared)
+        assert [state.name for state in others] == ["unexplained"] * 2 * grave
+        assert bool(strictly(found)) == grave
+        for page in everywhere(found):
+            assert said in " ".join(page.split())
+            assert ("unexplained" in page.replace("Unexplained: a plain", "")) == grave
+        if grave:
+            assert "r = 2.9 in case-bfloat16-2" in strictly(found)[1]
 
     @pytest.mark.parametrize(
         "device", sorted(path.parent.name for path in (ROOT / "reports").glob("*/report.json"))

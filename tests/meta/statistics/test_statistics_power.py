@@ -34,7 +34,7 @@ from tests.harness.emulated_campaigns import (
 from tests.harness.emulation import Kernel, Luck
 from tests.harness.emulation_backward import BackwardKernel
 from verify.statistics import forward, gradients
-from verify.statistics.rows import chosen
+from verify.statistics.rows import Prediction, chosen
 from verify.tolerance.forward import resolve
 from verify.tolerance.gradients_arithmetic import resolve as resolve_gradients
 from verify.variant import Config
@@ -296,3 +296,35 @@ def test_honest_rows_are_not_too_good_and_the_reference_is() -> None:
         < forwards(EAGER, problems("bfloat16", SHAPES)).pools["out"].least
     )
     assert replace(found, rows=10**6).too_good
+
+
+def noisier(e: float, dtype: str) -> Change:
+    """A further error of what is rounded on the way, e times as large as theirs."""
+    generator = torch.Generator().manual_seed(11)
+
+    def change(got: Tensor, exact: Tensor, predicted: Prediction) -> Tensor:
+        size = (predicted.least * predicted.share).sqrt()
+        draw = torch.randn(got.shape, generator=generator, dtype=torch.float64)
+        return (got + e * size * draw).to(getattr(torch, dtype)).double()
+
+    return change
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_noise_beyond_the_certificate_fails(dtype: str) -> None:
+    """1.3 times the certificate fails; what P's own roundings leave to a third of it does not."""
+    asked = problems(dtype, SHAPES, 2)
+    pool = forwards(ONLINE, asked).pools["out"]
+    assert 0.3 < pool.noise < 5
+    for factor, fails in ((1.3, True), (0.33, False)):
+        change = noisier(factor * pool.noise, dtype)
+        found = forwards(ONLINE, asked, change=change).pools["out"]
+        assert ("rms" in {name for name, *_ in found.excesses}) == fails, factor
+
+
+def test_noise_in_ds_beyond_the_certificate_fails() -> None:
+    asked = problems("bfloat16", SQUARE, 1)
+    pool = backwards(BACKWARD, asked).pools["dq"]
+    assert 0.3 < pool.noise < 5
+    found = backwards(BACKWARD, asked, change=noisier(1.3 * pool.noise, "bfloat16"))
+    assert "rms" in {name for name, *_ in found.pools["dq"].excesses}

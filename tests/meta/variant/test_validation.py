@@ -26,6 +26,7 @@ from verify.variant import (
     GradientSums,
     Maximum,
     Numerics,
+    Order,
     Output,
     Products,
     RowSum,
@@ -47,7 +48,7 @@ WITNESS: dict[str, Any] = {
     "date": "2026-11-22",
 }
 KINDS: tuple[type, ...] = (
-    *(Config, Support, Contract, Numerics, Products, Softmax, Maximum, RowSum, Output),
+    *(Config, Support, Contract, Numerics, Products, Softmax, Maximum, RowSum, Output, Order),
     *(GradientNumerics, GradientProducts, GradientSoftmax, ScoreGradient, GradientSums),
     Witness,
 )
@@ -70,6 +71,7 @@ NONSENSE: list[tuple[str, str, object, str]] = [
         "'float64' is none of float32, float16, bfloat16",
     ),
     ("numerics.products", "accumulator_rounded", "row", "'row' is none of product, block"),
+    ("numerics.order", "head_dim", "groups", "'groups' is none of any, ascending"),
     ("numerics.output", "values", "float16", "'float16' is none of probability, input"),
     ("numerics.softmax.maximum", "rows", -1, "-1 is no whole number from 0 to 1048576 or None"),
     ("numerics.softmax.maximum", "excess", math.inf, "inf is no number from 0 to 126"),

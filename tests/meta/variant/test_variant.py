@@ -103,6 +103,7 @@ ODD = Variant(
         division="div.rn",
         accumulator="bfloat16",
         accumulator_rounded="block",
+        order_head_dim="ascending",
         values="input",
         maximum_rows=16,
         maximum_excess=1.0,

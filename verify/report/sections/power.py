@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from verify.document import Number, Paragraph, Row, Section, Span, Table, count
+from collections.abc import Iterator
+from functools import partial
+
+from verify.document import Block, Figure, Number, Paragraph, Row, Section, Span, Table, count, text
+from verify.report import power_plot
 from verify.report.beside import Beside
 from verify.report.campaign_schema import PowerReport
 from verify.report.power import FAULTS, summary
+from verify.report.rival_power import RIVALS
 from verify.report.schema import Report
 
 ORDER = 65
+PICTURE = "power"
+_CAPTION = (
+    "Filled: the smallest fault of each class that would have failed, one mark per variant. Hollow:"
+    " what the rules of other suites catch, on their own inputs, in an otherwise right kernel."
+    " Further left is sharper; a rule without a mark catches no strength up to 1."
+)
+_BESIDE = (
+    "The same with the rules of other suites, on inputs of their own kind: FlashAttention's and"
+    " PyTorch's compare with the error of plain torch in the dtype, cuDNN's and Triton's with fixed"
+    " tolerances. Columns of this suite: the sharpest and the bluntest variant."
+)
 _COLUMNS = (
     "variant",
     "dtype",
@@ -33,8 +49,25 @@ def section(report: Report, beside: Beside) -> Section | None:
     rows = tuple(map(_row, report.get("power", [])))
     if not rows:
         return None
-    lead = Paragraph(summary(report) or "")
-    return Section("Power", "power", (lead, Paragraph(_NOTE, note=True), Table(_COLUMNS, rows)))
+    blocks: list[Block] = [Paragraph(summary(report) or "")]
+    beside_others = tuple(_compared(report))
+    if beside_others:
+        blocks.append(Figure(PICTURE, _CAPTION, partial(power_plot.power_plot, report)))
+        names = ("fault", "dtype", "this suite, least", "largest", *power_plot.RULES)
+        blocks += [Paragraph(_BESIDE, note=True), Table(names, beside_others)]
+    blocks += [Paragraph(_NOTE, note=True), Table(_COLUMNS, rows)]
+    return Section("Power", "power", tuple(blocks))
+
+
+def _compared(report: Report) -> Iterator[Row]:
+    """One row per class and 16-bit dtype that has a certificate."""
+    for fault, words in FAULTS.items():
+        for dtype in ("float16", "bfloat16"):
+            found = power_plot.strengths(report, dtype)[fault]
+            if found:
+                rules = (RIVALS[rule][dtype][fault] for rule in power_plot.RULES)
+                cells = tuple(text.NONE if e is None else Number(e) for e in rules)
+                yield (words, dtype, Number(min(found)), Number(max(found)), *cells)
 
 
 def _row(one: PowerReport) -> Row:

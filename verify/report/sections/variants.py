@@ -131,6 +131,8 @@ def _bars(counts: list[int]) -> str:
 
 def _coverage(d: DTypeReport) -> Iterator[doc.Inline]:
     yield f"Coverage: {len(d['bins'])} bins filled"
+    if "pairs_met" in d:
+        yield f", {d['pairs_met']} pairs of levels met"
     if d["bins_missing"]:
         yield "; "
         yield doc.Span(f"empty: {', '.join(d['bins_missing'])}", "strong")

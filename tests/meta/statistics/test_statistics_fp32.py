@@ -1,0 +1,105 @@
+"""Sums to nearest in predictions: what any order rounds stays within the predicted variance, honest
+fp32 kernels pass, and faults of a few parts in a million are seen after some hundred rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.harness.declared import flat_gradients, flat_numerics
+from tests.harness.emulated_campaigns import (
+    EAGER,
+    SHAPES,
+    SQUARE,
+    Change,
+    backwards,
+    forwards,
+    problems,
+)
+from tests.harness.emulation import Kernel
+from tests.harness.emulation_backward import BackwardKernel
+from tests.meta.arithmetic.test_partial_sums import tree_sum
+from verify.arithmetic.mma import unit_for
+from verify.arithmetic.units import FMA32
+from verify.statistics.rows import rounded_sums
+
+FMA = Kernel("fp32 by FMA", flat_numerics(block_n=32, scale_roundings=3), dtypes=("float32",))
+CPU = Kernel("CPU", flat_numerics(block_n=64), "cpu", dtypes=("float32",))
+BACKWARD = BackwardKernel("fp32", flat_gradients(block_m=16, block_n=32), FMA, dtypes=("float32",))
+
+
+@pytest.mark.parametrize("order", ["chain", "tree", "large first"])
+@pytest.mark.parametrize("trend", [0.0, 1.0])
+def test_the_variance_of_sums_in_any_order(order: str, trend: float) -> None:
+    """4000 sums of 48 products of fp32 numbers, some products far larger than others."""
+    rng = np.random.default_rng(7)
+    a, b = (rng.standard_normal((4000, 48)).astype(np.float32) for _ in range(2))
+    a[:, :3] *= 30
+    b = np.where(trend > 0, np.abs(b) * np.sign(a), b)
+    products = a.astype(np.float64) * b
+    if order == "large first":
+        total = np.zeros(len(products), dtype=np.float32)
+        for j in range(48):
+            total = total + products[:, j].astype(np.float32)
+    else:
+        total = tree_sum(products, rng, order == "chain")
+    exact, squares = products.sum(-1), (products**2).sum(-1)
+    variance = rounded_sums(FMA32, 48.0, torch.from_numpy(exact), torch.from_numpy(squares))
+    z = (total.astype(np.float64) - exact) / variance.sqrt().numpy()
+    assert 0.1 < float((z**2).mean()) ** 0.5 < 1
+    assert abs(float(z.mean())) < 0.05
+    assert abs(float((z * np.sign(exact)).mean())) < 0.05
+
+
+def test_other_units_have_no_such_variance() -> None:
+    ones = torch.ones(3, dtype=torch.float64)
+    assert not rounded_sums(unit_for("sm_90", "float16"), 48.0, ones, ones).any()
+
+
+@pytest.mark.parametrize(
+    "kernel", [FMA, CPU, EAGER.but(name="normalised")], ids=lambda kernel: kernel.name
+)
+def test_honest_forwards_stay_inside(kernel: Kernel) -> None:
+    found = forwards(kernel, problems("float32", SHAPES, 1))
+    assert found.failing() == set()
+    assert 0.1 < found.pools["out"].rms < 0.5
+    assert found.pools["out"].slack < 0.4
+    assert abs(found.pools["out"].mean) < 0.02
+
+
+def test_honest_backwards_stay_inside() -> None:
+    found = backwards(BACKWARD, problems("float32", SQUARE, 1))
+    assert found.failing() == set()
+    for pool in found.pools.values():
+        assert 0.05 < pool.rms < 0.5
+        assert pool.slack < 0.3
+        assert abs(pool.toward) < 0.05
+
+
+def larger(strength: float) -> Change:
+    return lambda got, exact, predicted: got + strength * exact
+
+
+def test_results_too_large_by_a_few_parts_in_a_million() -> None:
+    """Some 550 rows each.  None is seen if all that sums round could have one sign."""
+    for strength, seen in ((1.2e-6, {"out"}), (2e-7, set())):
+        found = forwards(FMA, problems("float32", SHAPES, 1), change=larger(strength))
+        assert found.failing() - {"lse"} == seen
+    for strength, seen in ((3.5e-6, {"dq", "dk", "dv"}), (1.8e-6, {"dv"}), (5e-7, set())):
+        asked = problems("float32", SQUARE, 1)
+        assert backwards(BACKWARD, asked, change=larger(strength)).failing() == seen
+
+
+def test_a_coarser_sum_is_seen() -> None:
+    """Errors ten times as large, as of sums of 21 bits, and far inside the hard bound."""
+    found = forwards(
+        FMA,
+        problems("float32", SHAPES, 1),
+        change=lambda got, exact, predicted: exact + 10 * (got - exact),
+    )
+    assert "out" in found.failing()
+    assert found.r < 1
+    assert replace(FMA, fault="") == FMA

@@ -1,0 +1,101 @@
+"""Judge O by the numbers that P is once it is rounded, and by its own last rounding
+(docs/tolerance.md, *Known roundings*)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from verify.arithmetic.dtypes import DType
+from verify.evidence import Finding
+from verify.judging.findings import place, worst
+from verify.judging.lattice import acceptable, explained
+from verify.judging.trial import Trial
+from verify.judging.truth import Truth
+from verify.tolerance.intervals import Interval
+from verify.variant import Config, Numerics
+
+_FEWEST_ROWS = 16  # of a tile: those of a matrix instruction
+
+
+def judge_out(trial: Trial, got: Tensor) -> tuple[Finding | None, dict[str, float]]:
+    """The finding against O, raw as the kernel wrote it, and its measures: `lattice_out`, the
+    largest part that an element needs of how far it may lie from the middle; `single_out`, of the
+    elements that are asked, the share for which one stored number alone is accepted.  Nothing for a
+    function that declares no order of keys.
+
+    A declaration says what a kernel rounds at most, and a tile may have fewer rows than the config
+    says; but all elements must be explained by one declaration.
+    """
+    truth = trial.truth
+    if truth.interval is None or trial.declaration.undeclared or not got.numel():
+        return None, {}
+    output = trial.problem.format_out
+    ratio = needed(truth, got, output)
+    count = acceptable(truth.interval.middle, truth.interval.reach, output)
+    count = torch.where(truth.empty[..., None], 0, count)
+    asked = int((count > 0).sum())
+    found = {"lattice_out": float(ratio.max())}
+    if asked:
+        found["single_out"] = int((count == 1).sum()) / asked
+    if found["lattice_out"] <= 1:
+        return None, found
+    for numerics, config in finer(trial.declaration.numerics, trial.config, trial.problem.dtype):
+        least = float(needed(trial.truth_under(numerics, config), got, output).max())
+        found["lattice_out"] = min(found["lattice_out"], least)
+        if least <= 1:
+            return None, found
+    return _finding(got, truth.interval, ratio), found
+
+
+def finer(declared: Numerics, config: Config, dtype: str) -> Iterator[tuple[Numerics, Config]]:
+    """Declarations of which each rounds no more, one after the other, with their configs: P in
+    fp32, and smaller tiles of rows where the order of keys depends on them."""
+    output = declared.output
+    rounds = (dtype if output.probability == "input" else output.probability) != "float32"
+    kept = replace(declared, output=replace(output, probability="float32"))
+    if declared.products.accumulator == "float16":  # which no products of fp32 have
+        kept = replace(kept, products=replace(declared.products, accumulator="float32"))
+    sizes = [config.block_m]
+    if declared.softmax.maximum.key_order == "whole_first" and config.block_m is not None:
+        while sizes[-1] is not None and sizes[-1] // 2 >= _FEWEST_ROWS:
+            sizes.append(sizes[-1] // 2)
+    choices = itertools.product((declared, kept)[: 1 + rounds], sizes)
+    next(choices)  # the declaration itself
+    for numerics, rows in choices:
+        yield numerics, replace(config, block_m=rows)
+
+
+def needed(truth: Truth, got: Tensor, output: DType) -> Tensor:
+    """What each element of O needs of how far it may lie from the middle, at most 1 where it is
+    right; 0 in rows without a key, and where no order of keys is declared."""
+    if truth.interval is None:
+        return torch.zeros(got.shape, dtype=torch.float64)
+    ratio = explained(got, truth.interval.middle, truth.interval.reach, output)
+    return torch.where(truth.empty[..., None], 0.0, ratio)
+
+
+def _finding(got: Tensor, own: Interval, ratio: Tensor) -> Finding:
+    """Against the element that is worst under the declaration itself."""
+    index = worst(ratio)
+    value, middle, reach = float(got[index]), float(own.middle[index]), float(own.reach[index])
+    count = int((ratio > 1).sum())
+    return Finding(
+        oracle="bound",
+        message=(
+            "out is no rounding of what P V gives with P rounded, to nearest, relative to the"
+            f" maximum that the declared order of keys gives, or left in fp32: got {value:.9g},"
+            f" should be {middle:.9g} to within {reach:.4g} before it is rounded at"
+            f" {place('out', index)} (needs {float(ratio[index]):.3g} times that); {count} of"
+            f" {ratio.numel()} elements are so"
+        ),
+        got=value,
+        bound=reach,
+        where=place("out", index),
+        count=count,
+        total=ratio.numel(),
+    )

@@ -1,0 +1,28 @@
+"""Pairs: which properties of problems never met in a case."""
+
+from __future__ import annotations
+
+from verify.document import Block, Folded, List, Paragraph, Section, listed, text
+from verify.report.beside import Beside
+from verify.report.schema import Report
+
+ORDER = 66
+_NOTE = (
+    "A problem has factors (mask, ends of rows and keys in their tiles, heads, strides...), each"
+    " with a few levels: verify/problem/factors.py. A fault that needs two levels is seen only"
+    " where these two have met. Some exclude each other, or no variant supports both."
+)
+
+
+def section(report: Report, beside: Beside) -> Section | None:
+    """How many pairs of levels met, and the others by name."""
+    found = report.get("pairs")
+    if found is None or not found["met"]:
+        return None
+    met, never = text.count(found["met"]), text.count(len(found["never"]))
+    said = f"{met} pairs of levels met in a case, {never} never did."
+    blocks: tuple[Block, ...] = (Paragraph(said), Paragraph(_NOTE, note=True))
+    if found["never"]:
+        names = List(listed(found["never"], str))
+        blocks = (*blocks, Folded("Pairs that never met", (names,)))
+    return Section("Pairs", "pairs", blocks)
