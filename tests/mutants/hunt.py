@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tests.faults.search import LEADING, Catch, candidates
-from tests.faults.stand import Stand
+from tests.faults.stand import Stand, finest
 from tests.mutants.mutant import Ground, Mutant
-from verify.campaign.targets import excludes_group
+from verify.campaign.edge_cases import edge_cases
+from verify.campaign.targets import Target, excludes_group
 from verify.cell.process import ROOT
 from verify.evidence import Verdict
 from verify.oracles import groups
@@ -24,7 +25,8 @@ KILLED = "killed"
 BROKEN = "broken"
 SURVIVED = "survived"
 _FIRST = 4  # cases of a leading group that are asked before those of other groups
-_LEADING = 60  # cases of a leading group in all
+_OTHERS = 6  # edge cases of each dtype but the first
+_DRAWN = 12  # draws of a leading group
 _BEST = 6  # cases that convicted most mutants of the same kernel, which are asked first
 
 
@@ -102,11 +104,22 @@ def _failing(verdicts: list[Verdict]) -> Verdict | None:
 def _all(shipped: Declaration) -> Iterator[Question]:
     """What a kernel is asked, in a fixed order."""
     open_to = [name for name in groups() if not excludes_group(shipped, name)]
-    leading = [name for name in open_to if name in LEADING]
-    for begin, end in ((0, _FIRST), (_FIRST, _LEADING)):
-        for name in leading:
-            yield from ((name, *case) for case in candidates(shipped, name)[begin:end])
-        if begin == 0:
-            for name in open_to:
-                if name not in leading:
-                    yield from ((name, *case) for case in candidates(shipped, name))
+    leading = {name: _of_leading(shipped, name) for name in open_to if name in LEADING}
+    for name, cases in leading.items():
+        yield from ((name, *case) for case in cases[:_FIRST])
+    for name in open_to:
+        if name not in leading:
+            yield from ((name, *case) for case in candidates(shipped, name))
+    for name, cases in leading.items():
+        yield from ((name, *case) for case in cases[_FIRST:])
+
+
+def _of_leading(shipped: Declaration, group: str) -> list[tuple[Config, Problem]]:
+    """The edge cases of the first dtype, some of the others, and draws for all configs."""
+    config = finest(shipped)
+    first, *others = (
+        edge_cases(Target(shipped, config, dtype, group)) for dtype in shipped.support.dtypes
+    )
+    edges = [*first, *(problem for cases in others for problem in cases[:_OTHERS])]
+    drawn = [case for case in candidates(shipped, group) if case[1] not in edges]
+    return [*((config, problem) for problem in edges), *drawn[-_DRAWN:]]

@@ -115,7 +115,7 @@ def source(file: str) -> str:
 
 @cache
 def mutants(ground: Ground) -> tuple[Mutant, ...]:
-    """The mutants of a ground: the operators in turn, of each operator's in an order that depends on
+    """The mutants of a ground: the operators in turn, of each in an order that depends on
     the text alone, until there are as many as wanted."""
     by_operator: dict[str, list[Mutant]] = {}
     for mutation in mutations(source(ground.edited), ground.hosts):

@@ -121,13 +121,13 @@ def document(mutants: Sequence[Mutant], entries: Mapping[str, Entry]) -> str:
         "How many small changes of the shipped kernels the suite convicts without a GPU. Written by"
         "\n`python -m tests.mutants`; `tests/meta/campaign/test_mutants.py` replays a part.",
         "",
-        f"{len(judged)} mutants of Triton kernels, each with one change by an operator of"
-        "\n`tests/mutants/operators.py`, ran in Triton's interpreter and were asked what a campaign"
-        "\nasks, the cheapest questions first, until a verdict failed."
-        f" **{whole.killed} are convicted, {whole.unseen} are"
-        f"\nnot seen: a score of {whole.shown}.** {whole.equivalent} more give the right result on"
-        f" every problem of the support\n(equivalent), and {whole.broken} raise whatever they are"
-        " asked, as a program does that does not compile:\nneither counts.",
+        f"{len(judged)} of {len(mutants)} chosen mutants of Triton kernels, each with one change by"
+        "\nan operator of `tests/mutants/operators.py`, ran in Triton's interpreter and were asked"
+        "\npart of what a campaign asks, until a verdict failed."
+        f" **{whole.killed} are convicted, {whole.unseen} are not seen:"
+        f"\na score of {whole.shown}.** {whole.equivalent} more give the right result on every"
+        f" problem of the support (equivalent),\nand {whole.broken} raise whatever they are asked,"
+        " as a program does that does not compile: neither counts.",
         "",
         f"A conviction took {statistics.median(asked or [0]):.0f} case in the median and"
         f" {max(asked, default=0)} at most, {statistics.median(seconds or [0]):.1f} s in the median"
