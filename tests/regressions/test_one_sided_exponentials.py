@@ -13,6 +13,7 @@ from tests.harness.reference_kernel import faulty, tried_by
 from verify.evidence import Verdict
 from verify.problem import Problem
 from verify.statistics.gradients import gradient_measures
+from verify.statistics.limits import MODEL
 from verify.statistics.pool import Pool, pools
 
 torch.set_num_threads(1)
@@ -67,7 +68,7 @@ def pooled(dtype: str, error: float) -> dict[str, Pool]:
 def test_exponentials_may_all_be_off_in_one_direction(dtype: str, error: float) -> None:
     for pool in pooled(dtype, error).values():
         assert abs(pool.toward) > 0.14, "what the declared error leads to"
-        assert abs(pool.toward) < pool.slack, "and no luck is needed"
+        assert abs(pool.toward) < pool.slack + MODEL, "and no luck is needed"
         assert not list(pool.excesses)
 
 

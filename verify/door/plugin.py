@@ -18,17 +18,25 @@ import pytest
 # An item for each: the name of a group of oracles, or of a family of groups, and those tests of
 # tests/properties/ that ask it.
 PROPERTIES = {
-    "accuracy": ("test_is_within_its_bounds_and_contract", "test_fills_its_coverage_bins"),
+    "accuracy": (
+        "test_is_within_its_bounds_and_contract",
+        "test_fills_its_coverage_bins",
+        "test_meets_every_pair_of_levels",
+    ),
     "counting": ("test_counts_the_visible_keys",),
     "gather": ("test_gathers_the_right_row",),
     "poison": ("test_ignores_what_is_masked",),
-    "exact": ("test_answers_exactly",),
-    "relations": ("test_holds_its_relations",),
+    "exact": ("test_answers_exactly", "test_answers_each_question_once"),
+    "relations": ("test_holds_its_relations", "test_holds_each_relation_once"),
     "contract": ("test_keeps_its_contract",),
     "declared_numerics": ("test_computes_as_declared",),
     "long": ("test_is_right_over_long_sequences",),
     "refusal": ("test_refuses_what_it_does_not_support",),
-    "gradients": ("test_gradients_are_within_their_bounds", "test_fills_its_coverage_bins"),
+    "gradients": (
+        "test_gradients_are_within_their_bounds",
+        "test_fills_its_coverage_bins",
+        "test_meets_every_pair_of_levels",
+    ),
     "contract_backward": ("test_backward_keeps_its_contract",),
     "long_gradients": ("test_gradients_are_right_over_long_sequences",),
     "gradient_refusal": ("test_backward_refuses_what_it_does_not_support",),

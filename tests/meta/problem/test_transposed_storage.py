@@ -216,7 +216,7 @@ def test_it_is_drawn_for_who_takes_it() -> None:
         (BOTH, {"strided", "transposed"}),
         (DECLARED, {"strided"}),
     ):
-        found = drawn(declaration)
+        found = drawn(declaration, 200)
         assert {p.layout_k.word for p in found} == words
         assert {p.layout_v.word for p in found} == {"strided"}
         assert len({p.layout_v for p in found}) > 3
