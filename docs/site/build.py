@@ -72,6 +72,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "docs/power.md",
             "docs/long-sequences.md",
             "docs/sensitivity.md",
+            "docs/mutation.md",
         ),
     ),
     ("The collection", ("docs/triton.md", "docs/gluon.md", "docs/cute.md", "docs/ptx.md")),

@@ -116,7 +116,8 @@ def edges(target: Target) -> list[Problem]:
     - keys without queries, whose gradients are 0, and queries without keys;
     - `partial_tiles`;
     - diagonals, windows, documents and prefixes whose corners are at the corners of tiles, or one
-      element beside them; windows of which one side is open;
+      element beside them; windows of which one side is open,
+      and an intersection of two windows;
     - Q, K and V in three different layouts;
     - many heads, groups and sequences; one or a few rows of grouped heads;
     - scales far from 1, and a negative scale under a cap;
@@ -192,6 +193,9 @@ def _corners(plain: Problem, tile: int) -> Iterator[Problem]:
         yield plain.but(seqlen_q=192, seqlen_kv=384, mask=Window(side, side))
     for window in (Window(20, None), Window(None, 20)):  # one side is open
         yield plain.but(seqlen_q=40, seqlen_kv=100, mask=window)
+    # each window hides keys that the other shows, on both sides
+    both = intersect(Window(20, 3), Window(5, 9))
+    yield plain.but(seqlen_q=33, seqlen_kv=65, mask=both)
     yield plain.but(seqlen_q=192, seqlen_kv=320, mask=Documents((128, 128, 64)))
     yield plain.but(seqlen_q=128, seqlen_kv=320, mask=Prefix(256))
     yield plain.but(seqlen_q=128, seqlen_kv=384)

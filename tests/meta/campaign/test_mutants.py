@@ -122,6 +122,7 @@ def test_a_convicted_mutant_is_convicted_again_and_the_kernel_is_not(
     assert not convicts(stand, stand.load(ROOT / ground.file, ground.variant), catch)
 
 
+@pytest.mark.for_ci
 def test_a_mutant_that_raises_whatever_it_is_asked_is_broken(stand: Stand) -> None:
     ground = GROUNDS[0]
     name = "o_tile = acc / denominator[:, None]"
