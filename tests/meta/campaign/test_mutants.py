@@ -4,7 +4,10 @@ reason, and a sample of the convicted ones is convicted again."""
 from __future__ import annotations
 
 import ast
+import runpy
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -120,6 +123,17 @@ def test_a_convicted_mutant_is_convicted_again_and_the_kernel_is_not(
     path = ground.plant(mutant.mutation, stand.folder)
     assert convicts(stand, stand.load(path, ground.variant), catch)
     assert not convicts(stand, stand.load(ROOT / ground.file, ground.variant), catch)
+
+
+def test_the_command_hunts_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cheap mutant again, into files of its own."""
+    cheapest = spread()[0]
+    for name in ("PATH", "DOCUMENT"):
+        monkeypatch.setattr(record, name, tmp_path / name)
+    monkeypatch.setattr(sys, "argv", ["tests.mutants", cheapest.id])
+    runpy.run_path(str(ROOT / "tests/mutants/__main__.py"), run_name="__main__")
+    assert {id_: entry.how for id_, entry in record.load().items()} == {cheapest.id: KILLED}
+    assert "1 of" in (tmp_path / "DOCUMENT").read_text("utf-8")
 
 
 @pytest.mark.for_ci

@@ -167,6 +167,9 @@ RUNS = {
         "test_known_forward", "test_the_sweep_refuses_what_is_wrong", "known_roundings_sweep.main("
     ),
     "tests.faults": of(HERE, "test_faults_are_searched_for", '"tests/faults/__main__.py"'),
+    "tests.mutants": of(
+        "test_mutants", "test_the_command_hunts_and_writes", '"tests/mutants/__main__.py"'
+    ),
     "pytest": Place("tox.ini", "-m pytest -n auto"),
     "pytest -n": Place("tox.ini", "-m pytest -n auto"),
     "pytest --kernel": Place("verify/campaign/runner.py", '"--kernel", str(kernel)'),
