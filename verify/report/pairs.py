@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 from itertools import combinations, product
 
 from verify.evidence import Verdict
@@ -42,6 +43,7 @@ def _all(factor: str, by_factor: dict[str, set[str]]) -> list[Level]:
     return [(factor, level) for level in sorted(by_factor[factor])]
 
 
+@cache  # a report asks twice: for the dtype, and for all variants together
 def _levels(name: str) -> dict[str, str]:
     try:
         case = Case.parse(name)
