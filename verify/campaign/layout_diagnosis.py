@@ -34,7 +34,7 @@ class Layouts:
     def explained(self, trial: Trial, ruling: Ruling) -> Ruling:
         """The ruling; if the function is right in another layout, its finding names that layout."""
         told = trial.refuses or trial.entry == "backward"  # the forward's verdict says it
-        if ruling.finding is None or not trial.declaration.undeclared or told:
+        if ruling.finding is None or not trial.declaration.twins or told:
             return ruling
         if ruling.finding.oracle == kept_scores.NAME:  # the layout is right: O is within `bound`
             return ruling
@@ -52,7 +52,7 @@ class Layouts:
         ref = trial.declaration.ref
         if not self.right.get(ref) and self.tried.get(ref, 0) < _TRIES and _differ(trial):
             self.tried[ref] = self.tried.get(ref, 0) + 1
-            self.right[ref] = next((layout for layout in LAYOUTS if _holds(trial, layout)), "")
+            self.right[ref] = next((layout for layout in trial.declaration.twins if _holds(trial, layout)), "")
         return self.right.get(ref, "")
 
 

@@ -35,6 +35,7 @@ from verify.cell.confinement import Confinement, confine
 from verify.cell.descendants import become_subreaper, kill_orphans
 from verify.cell.device_memory import DeviceMemory, exhausted
 from verify.cell.launching import arguments_of, buffers_of, launch, running
+from verify.cell.layout_twins import LAYOUTS, twin
 from verify.cell.loading import Breach, line_of, load
 from verify.cell.protocol import Closed, receive, send
 from verify.cell.ways import SharedInputs
@@ -216,11 +217,15 @@ class KernelProcess:
         match message["op"]:
             case "load":
                 loaded = load(Path(message["path"]), message["package_root"])
-                self.variants.update(
-                    {variant.name: variant for variant in (*loaded.variants, *loaded.twins)}
-                )
+                names = {each.name: each for each in (*loaded.variants, *loaded.twins)}
+                self.variants.update(names)
                 extra = {"undeclared": loaded.undeclared, "interpreted": loaded.interpreted}
-                described = [variant.describe() | extra for variant in loaded.variants]
+                described = [
+                    variant.describe()
+                    | extra
+                    | {"twins": [each for each in LAYOUTS if twin(variant.name, each) in names]}
+                    for variant in loaded.variants
+                ]
                 return {"status": "ok", "variants": described, "sources": list(loaded.sources)}
             case "device":
                 return {"status": "ok", "arch": _arch()}

@@ -1,5 +1,5 @@
-"""Twins: a plain function in each tensor layout; a cell holds all of them, so that a finding can
-name the right layout."""
+"""Twins: a plain function in each other tensor layout; a cell holds all of them, so that a finding
+can name the right layout."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def variants(
     module: Any, path: Path, interpreted: bool = False
 ) -> tuple[tuple[Variant, ...], tuple[Variant, ...]]:
     """The variant of a file's plain function, with that of its gradients if the file says
-    GRADIENTS = True; and the first one's twins, one for each of LAYOUTS (`twin`).
+    GRADIENTS = True; and the first one's twins, one for each other layout of LAYOUTS (`twin`).
 
     interpreted: Triton's interpreter runs it.  Raises Breach if the file has no such function,
     DeclarationError for one that cannot be called.
@@ -106,7 +106,9 @@ def variants(
         for each in LAYOUTS
     }
     twins = (
-        replace(variant, name=twin(path.stem, each)) for each, variant in variants_by_layout.items()
+        replace(variant, name=twin(path.stem, each))
+        for each, variant in variants_by_layout.items()
+        if each != layout
     )
     own = variants_by_layout[layout]
     call = _by_signature(function, Signature.of(function))

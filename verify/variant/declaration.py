@@ -21,7 +21,8 @@ class Declaration:
     saved_config: of the forward of another variant, which saves O and LSE; numerics and contract
     are then that one's. undeclared: made from a plain function.  interpreted: Triton's interpreter
     runs it here, so problems must be small.  further_configs: names of the configs that
-    `--all-configs` adds to the judged ones.
+    `--all-configs` adds to the judged ones.  twins: the layouts in which its cell holds a plain
+    function, too.
     """
 
     ref: str
@@ -46,6 +47,7 @@ class Declaration:
     undeclared: bool = False
     interpreted: bool = False
     further_configs: tuple[str, ...] = ()
+    twins: tuple[str, ...] = ()
 
     def config(self, name: str) -> Config:
         """The config of that name, which can be a further one; raises KeyError that says which
@@ -101,6 +103,7 @@ def declaration_from(
         undeclared=data.get("undeclared", False),
         interpreted=data.get("interpreted", False),
         further_configs=tuple(data["further_configs"]),
+        twins=tuple(data.get("twins", ())),
     )
 
 

@@ -159,6 +159,7 @@ def test_a_wrong_scale_is_convicted(name: str, tmp_path: Path) -> None:
         found = [v.finding for v in verdicts(judge, forward, tuple(first)) if v.outcome == "fail"]
         assert found
         assert "out is off by" in found[0].message
+        assert judge.layouts.tried == {}  # its layout is that of the signature: no other is tried
 
 
 def test_what_a_signature_does_not_have_is_one_line(tmp_path: Path) -> None:

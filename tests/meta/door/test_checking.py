@@ -97,6 +97,7 @@ def test_a_right_function_passes_and_a_wrong_one_fails_with_its_replay(tmp_path:
     assert "FAILED test_theirs.py::test_decorated - AssertionError" in done.stdout
     assert "FAILED test_theirs.py::test_wrong - AssertionError" in done.stdout
     assert re.search(r"bound +\d", done.stdout)
+    assert "LAYOUT" not in done.stdout  # theirs is said
     replay = re.search(r"replay +python -m (verify replay \S+)", done.stdout)
     assert replay is not None
     again = run(*replay[1].split(), cwd=tmp_path)
