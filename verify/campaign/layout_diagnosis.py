@@ -52,7 +52,9 @@ class Layouts:
         ref = trial.declaration.ref
         if not self.right.get(ref) and self.tried.get(ref, 0) < _TRIES and _differ(trial):
             self.tried[ref] = self.tried.get(ref, 0) + 1
-            self.right[ref] = next((layout for layout in trial.declaration.twins if _holds(trial, layout)), "")
+            self.right[ref] = next(
+                (layout for layout in trial.declaration.twins if _holds(trial, layout)), ""
+            )
         return self.right.get(ref, "")
 
 
