@@ -5,7 +5,7 @@ A kernel gets the factor s, a positive fp32 number, and stores
     O8 = round(clamp(s O, -max, max))
 
 to nearest, ties to even, where max is the largest finite number of the format: 448 in e4m3fn, 57344
-in e5m2.  Whoever reads O8 divides by s.  An s O beyond max, infinities included, is stored as max
+in e5m2.  A reader of O8 divides by s.  An s O beyond max, infinities included, is stored as max
 with its sign; NaN stays NaN.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import time
 from dataclasses import dataclass
@@ -22,28 +21,30 @@ from verify.campaign.runner import (
     say,
 )
 from verify.cli import options
+from verify.cli.files import Files
 from verify.cli.options import UsageError, console, existing
 from verify.cli.summary import continue_command, finish
 from verify.evidence import load
 from verify.evidence.errors import read as errors_of
 from verify.evidence.judge_version import judge_changed
+from verify.machine.extras import lacking
 from verify.machine.places import state_directory
 from verify.machine.settings import KIND_FILES
 
 if TYPE_CHECKING:
     from verify.campaign.leases.coordinator import Coordinator
 
-_MISSING = "verify campaign needs Dask: pip install 'attention-verify[campaign]'"
 _PLACES = "--local, --ssh, --scheduler, --scheduler-file"
 
 
 @dataclass(frozen=True)
 class _Ending:
-    """complete: whether an incomplete campaign is an error.  strict: of `verify run`."""
+    """complete: whether an incomplete campaign is an error.  strict, files: of `verify run`."""
 
     complete: bool
     strict: bool
     exit_first: bool
+    files: Files
 
 
 @click.command()
@@ -89,12 +90,14 @@ class _Ending:
 @options.all_configs
 @options.exit_first
 @options.strict
+@options.exports
 def campaign(kernels: tuple[Path, ...], seeds: int, strict: bool, **choices: Any) -> int:
     """Judge KERNELS (by default the collection) on many machines and GPUs, through Dask.
 
     Targets times seeds are given out as leases. What a lost worker had is given again; the same
     command with the --run-id of an earlier one goes on with it. Each kind of device gets all
-    leases, and a report.
+    leases, and a report; with several kinds, the name of each goes into those of --junit's and
+    --sarif's files.
 
     \b
     verify campaign my_kernel.py --local 2 --seeds 10
@@ -103,8 +106,8 @@ def campaign(kernels: tuple[Path, ...], seeds: int, strict: bool, **choices: Any
     verify campaign --join scheduler.json
     """
     _check_place(choices)
-    if importlib.util.find_spec("distributed") is None:
-        raise RunnerError(_MISSING, INFRASTRUCTURE)
+    if (missing := lacking("distributed")) is not None:
+        raise RunnerError(missing, INFRASTRUCTURE)
     if choices["join"] is not None:
         return _join(choices["join"], choices["workers_here"])
     return _judge(existing(kernels), seeds, strict, choices)
@@ -186,7 +189,8 @@ def _judge(kernels: tuple[Path, ...], seeds: int, strict: bool, choices: dict[st
         return _unfinished(run_id)
     narrowed = [each for each in choices["oracles"] if isinstance(each, str)]
     whole = until is None and not narrowed and not choices["only_dtypes"]
-    return _conclude(coordinator, _Ending(whole, strict, choices["exit_first"]))
+    files = Files(choices["junit"], choices["sarif"], choices["summary"])
+    return _conclude(coordinator, _Ending(whole, strict, choices["exit_first"], files))
 
 
 def _conclude(coordinator: Coordinator, ending: _Ending) -> int:
@@ -200,17 +204,19 @@ def _conclude(coordinator: Coordinator, ending: _Ending) -> int:
     options.load_kinds()
     merged = coordinator.merged
     state = coordinator.state
-    found = []
+    judged = []
     for kind in sorted(state.units):
         directory = merged.run(kind)
-        if not directory.is_dir():
-            continue
-        merged.conclude(kind, state)
-        if not load(directory).verdicts:
-            continue
-        write_report(CampaignRun(directory, "", ()))
+        if directory.is_dir():
+            merged.conclude(kind, state)
+            judged += [kind] if load(directory).verdicts else []
+    found = []
+    for kind in judged:
+        write_report(CampaignRun(merged.run(kind), "", ()))
         request = RunRequest(run_id=merged.run_id(kind), exit_first=ending.exit_first)
-        found.append(finish(request, _status(request), None, ending.complete, ending.strict))
+        files = ending.files if len(judged) == 1 else ending.files.of(kind)
+        status = _status(request)
+        found.append(finish(request, status, None, ending.complete, ending.strict, files))
     account(coordinator, console)
     unfinished = state.open and not coordinator.stopping
     if unfinished:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,15 @@ class Files:
     junit: Path | None = None
     sarif: Path | None = None
     summary: Path | None = None
+
+    def of(self, kind: str) -> Files:
+        """Those of one kind of device: verdicts.xml becomes verdicts.KIND.xml.  A summary is
+        appended, so all kinds have one file of it."""
+        junit, sarif = (
+            path and path.with_name(f"{path.stem}.{kind}{path.suffix}")
+            for path in (self.junit, self.sarif)
+        )
+        return replace(self, junit=junit, sarif=sarif)
 
     def write(self, report: Report | None) -> None:
         """Write them and, in a workflow of GitHub, print annotations; without a report, say that

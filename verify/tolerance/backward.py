@@ -105,7 +105,7 @@ def gradient_truth(
     q, k, v, dout at their full logical shapes; saved_out (batch, heads_q, seqlen_q, head_dim_v) and
     saved_lse (batch, heads_q, seqlen_q) as the forward saved them, LSE a natural logarithm in fp64;
     the exact ones for an arithmetic with a softmax of its own, and the exact O for one whose D is
-    the sum of P dP.  unknown: of a backward that nobody has declared, which has a softmax of its
+    the sum of P dP.  unknown: of a backward without a declaration, which has a softmax of its
     own, and to which the first arithmetic then applies.  Whole rows at once: memory for a block of
     scores, the gradients of the block's heads, and the results, on the inputs' device.
     """

@@ -56,7 +56,9 @@ def test_without_dask_one_line_says_what_to_install(
     )
     assert command(monkeypatch, "campaign", "--local", "2") == 3
     (line,) = capsys.readouterr().out.splitlines()
-    assert line == "verify: verify campaign needs Dask: pip install 'attention-verify[campaign]'"
+    assert line == (
+        "verify: distributed is not installed: pip install 'attention-verify[campaign]'"
+    )
     assert not (tmp_path / ".verify").exists()
 
 
@@ -117,8 +119,11 @@ def test_no_other_command_imports_dask() -> None:
 def test_local_workers_convict_a_wrong_kernel_and_stop(tmp_path: Path) -> None:
     shutil.copy(SAMPLES / "wrong_scale.py", tmp_path / "wrong.py")
     words = ["campaign", "wrong.py", "--local", "2", "--seeds", "3", "--examples", "5", "-x"]
+    words += ["--junit", "verdicts.xml", "--sarif", "verdicts.sarif"]
     done = verify(*words, "--run-id", "w", cwd=tmp_path)
     assert done.returncode == 1, done.stdout
+    assert "<failure" in (tmp_path / "verdicts.xml").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "verdicts.sarif").read_text(encoding="utf-8"))["runs"]
     assert "stopped at the first failure" in done.stdout
     assert "wrong.py@wrong" in done.stdout
     again = verify("report", "--run", _run_name(tmp_path), cwd=tmp_path)

@@ -133,6 +133,11 @@ def test_files_are_written_and_a_summary_is_appended(report: Report, tmp_path: P
         Files(tmp_path / "nowhere" / "verdicts.xml").write(report)
 
 
+def test_each_kind_of_device_has_files_of_its_own_but_one_summary() -> None:
+    given = Files(Path("out/verdicts.xml"), None, Path("page.md")).of("an-l4")
+    assert given == Files(Path("out/verdicts.an-l4.xml"), None, Path("page.md"))
+
+
 def test_without_a_report_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Files(tmp_path / "verdicts.xml").write(None)
     assert "--junit: nothing written" in capsys.readouterr().out

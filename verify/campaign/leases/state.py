@@ -306,7 +306,7 @@ class Leases:
         self._family[event.worker] = lease.unit.family
 
     def _no_longer(self, lease: str, worker: str) -> None:
-        """A worker has this lease no longer; it waits again if nobody has it and it is open."""
+        """A worker has this lease no longer; it waits again if no other has it and it is open."""
         self._busy.get(worker, {}).pop(lease, None)
         holders = self.given.get(lease, [])
         if worker in holders:
