@@ -22,6 +22,7 @@ from tests.harness.gluon_host import Host
 from tests.harness.gluon_interleavings import Program, ProtocolError
 from tests.harness.gluon_values import Copied, Place
 from tests.harness.ptx_host import convict, run
+from tests.planted import gluon_cluster_forward
 from verify.cuda.edits import Edit
 from verify.cuda.sass import listing
 from verify.problem import Problem
@@ -275,6 +276,26 @@ def test_a_broken_protocol_is_found(slip: str) -> None:
     found = protocol_error(host_of(edit))
     assert found is not None
     assert re.search(says, found), found
+
+
+@pytest.mark.parametrize("slip", gluon_cluster_forward.SLIPS)
+def test_planted_copies_are_convicted(slip: str) -> None:
+    """By the model, without a GPU."""
+    made = host_of(*gluon_cluster_forward.SLIPS[slip].edits)
+    if slip == "other-half":
+        assert verdict(made, "sq=131,skv=70,d=64,dtype=float16", SMALL) is not None
+    else:
+        assert protocol_error(made) is not None
+
+
+@pytest.mark.for_ci
+@pytest.mark.parametrize("slip", gluon_cluster_forward.SLIPS)
+def test_planted_copies_compile(slip: str) -> None:
+    copies = gluon_cluster_forward.COPIES
+    edited = copies.copy_of(slip)
+    assert edited.let_go.__module__.startswith("planted_gluon_cluster_")
+    made = edited._compile(copies.config, "float16", 64, "causal", "sm_90a")
+    assert made.cubin != kernel._compile(copies.config, "float16", 64, "causal", "sm_90a").cubin
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tests.harness.gluon_host import Host
 from tests.harness.gluon_values import Place
 from tests.harness.ptx_host import convict, run
 from tests.planted import gluon_forward
+from verify.cuda.edits import Edit
 from verify.cuda.sass import listing
 from verify.problem import Problem
 from verify.problem.inputs import tensors
@@ -127,7 +128,7 @@ def test_shared_memory_holds_the_ring() -> None:
             stages[config.name, bucket] = blocks.num_stages
     assert set(stages.values()) == {1, 2, 3}
     assert stages[TALL.name, 256] == 1
-    assert gluon_forward.CONFIG is TALL  # whose one slot the planted refill needs
+    assert gluon_forward.COPIES.config is TALL  # whose one slot the planted refill needs
 
 
 MASKS = (
@@ -238,13 +239,13 @@ def test_values_that_no_row_of_a_tile_sees_are_hidden() -> None:
     args.v[:, :, 9:] = math.nan
     host().forward(args, out, lse, {})
     assert bool(out.isfinite().all())
-    shown = Host(gluon_forward.Edit(r"hide\(v_tile, nth_block[^\n]*", "pass", times=2))
+    shown = Host(Edit(r"hide\(v_tile, nth_block[^\n]*", "pass", times=2))
     shown.forward(args, out, lse, {})
     assert bool(out.isnan().any())
 
 
 def test_the_planted_mask_shows() -> None:
-    wrong = Host(gluon_forward.SLIPS["mask-bound"].edit)
+    wrong = Host(*gluon_forward.SLIPS["mask-bound"].edits)
     text = "sq=130,skv=130,d=64,dtype=float16,mask=causal"
     assert verdict(host(), text, SMALL) is None
     assert verdict(wrong, text, SMALL) is not None
@@ -336,9 +337,9 @@ def test_a_build_keeps_its_budgets_and_has_hoppers_instructions(name: str) -> No
 
 @pytest.mark.parametrize("slip", gluon_forward.SLIPS)
 def test_a_planted_copy_compiles_and_differs_by_its_slip(slip: str, shipped: str) -> None:
-    copy = gluon_forward.copy_of(slip)
+    copy = gluon_forward.COPIES.copy_of(slip)
     assert copy.fetch.__module__ == copy.__name__.replace("hopper_forward", "ring")
-    planted = ptx_of(copy, "causal", 64, gluon_forward.CONFIG)
+    planted = ptx_of(copy, "causal", 64, gluon_forward.COPIES.config)
     before, after = opcodes(shipped), opcodes(planted)
     assert before["wait"] - after.pop("wait") == (1 if slip == "missing-wait" else 0)
     assert after == {name: count for name, count in before.items() if name != "wait"}

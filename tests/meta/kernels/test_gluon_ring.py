@@ -286,7 +286,7 @@ def test_a_broken_protocol_is_found(slip: str) -> None:
 
 @pytest.mark.parametrize("slip", ["missing-wait", "early-refill"])
 def test_planted_races_are_found(slip: str) -> None:
-    assert convicted(Host(gluon_forward.SLIPS[slip].edit)) is not None
+    assert convicted(Host(*gluon_forward.SLIPS[slip].edits)) is not None
 
 
 def test_the_model_knows_every_primitive_or_says_so() -> None:
