@@ -57,6 +57,7 @@ def named(patch: pytest.MonkeyPatch, folder: Path, *names: str) -> None:
 
 
 @pytest.mark.long(30)
+@pytest.mark.for_ci
 def test_a_campaign_draws_and_judges_kinds_of_files(files: Path) -> None:
     """In workers and cells; replay commands name the files."""
     (files / "kernels.py").write_text(KERNELS, encoding="utf-8")

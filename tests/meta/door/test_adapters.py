@@ -10,6 +10,7 @@ import pytest
 
 from references.masks import Causal, Window
 from references.score_mods import Softcap
+from tests.properties import tier
 from verify.adapters import NAMES
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
@@ -141,7 +142,7 @@ def test_every_adapter_has_a_double() -> None:
     assert set(DOUBLES) == set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tier.for_ci(NAMES, keep=2))
 def test_a_right_function_passes(name: str, tmp_path: Path) -> None:
     with judged(name, 1.0, tmp_path) as (judge, declarations):
         for declaration in declarations:
@@ -152,7 +153,7 @@ def test_a_right_function_passes(name: str, tmp_path: Path) -> None:
         assert len(verdicts(judge, forward, ASKED)) >= 3
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tier.for_ci(NAMES, keep=2))
 def test_a_wrong_scale_is_convicted(name: str, tmp_path: Path) -> None:
     with judged(name, 1.3, tmp_path) as (judge, (forward, *_)):
         first = [p for p in ASKED if forward.support.refusal(p) is None][:1]

@@ -247,6 +247,7 @@ def without_conflicts(program: Program) -> None:
 
 @has_headers
 @has_host
+@pytest.mark.for_ci
 class TestOnTheHost:
     @pytest.fixture(autouse=True)
     def sound(self, library: ctypes.CDLL) -> Iterator[None]:

@@ -219,6 +219,7 @@ def test_a_config_is_profiled_once_after_a_first_run(
     assert one["ncu"] == "2025.3.1.0"
 
 
+@pytest.mark.for_ci
 def test_profiles_are_added_to_those_of_the_device_and_to_its_report(
     tmp_path: Path, kernel: str, output: Console
 ) -> None:

@@ -100,6 +100,7 @@ def test_an_unusable_record_is_named(
     assert read(tmp_path)["status"] == "grey"
 
 
+@pytest.mark.for_ci
 def test_pages_that_contradict_the_record_are_found(green: Report, tmp_path: Path) -> None:
     folder = tmp_path / DEVICE["slug"]
     written(green, folder, record(row()))

@@ -269,6 +269,7 @@ def _ended(pid: int) -> bool:
 
 
 @pytest.mark.long(12)
+@pytest.mark.for_ci
 def test_a_signal_writes_the_report_and_ends_every_process(
     run: subprocess.Popen[str], tool: Path, tmp_path: Path
 ) -> None:
