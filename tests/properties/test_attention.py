@@ -119,7 +119,7 @@ def test_computes_as_declared(target: Target, judge: Judge) -> None:
     _hold_each(judge, target)
 
 
-@tier.first_tier(tier.source_file)
+@tier.first_tier(tier.toolchain)
 @pytest.mark.long(5)
 @pytest.mark.targets_of("lengths")
 def test_counts_and_gathers_at_long_lengths(target: Target, judge: Judge) -> None:
@@ -164,7 +164,7 @@ def test_backward_keeps_its_contract(target: Target, judge: Judge) -> None:
     _hold_each(judge, target)
 
 
-@tier.first_tier(tier.source_file)
+@tier.first_tier(tier.toolchain)
 @pytest.mark.long(5)
 @pytest.mark.targets_of("lengths_gradients")
 def test_gradients_gather_at_long_lengths(target: Target, judge: Judge) -> None:

@@ -32,7 +32,7 @@ _SOME = (2047, 4096, 8193)
 _BAND = 2049  # rows and keys under a narrow window
 _WINDOW = Window(3, 0)
 _FEW = 5
-_SMALL = {"head_dim": 16}
+_SMALL: dict[str, int | str] = {"head_dim": 16}
 
 
 def forward_problems(declaration: Declaration, dtype: str) -> list[Problem]:
@@ -75,7 +75,7 @@ def _forward(d: Declaration, dtype: str) -> Iterator[Problem]:
 
 def _backward(d: Declaration, dtype: str) -> Iterator[Problem]:
     support, lengths = d.support, _lengths(d, dtype)
-    given = {"distribution": "gather_integers", **_SMALL}
+    given: dict[str, int | str] = {"distribution": "gather_integers", **_SMALL}
     for n in lengths[-1:] if d.interpreted else lengths:
         yield nearest(support, dtype, 3, n, Causal(), **given)
         yield nearest(support, dtype, n, _FEW, **given)
