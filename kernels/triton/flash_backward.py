@@ -26,8 +26,9 @@ whose sum the LSE is.
 Masks, buckets and the aligned bit are the forward's.  Blocks that are seen whole come first and
 need no mask, then the blocks at the edges; in a table of intervals every block counts as an edge,
 and a block of keys looks up first which rows see it.  Rows that see no key of a block are not
-loaded there, nor are keys that no row of a tile sees; where the mask hides a pair, P and dS are set
-to 0, so that what lies there enters a sum as 0 times a number that the contract has finite.
+loaded there, nor are keys in front of the first or behind the last that a row of a tile sees, so
+padding may hold NaN; where the mask hides a pair, P and dS are set to 0, so that what lies there
+enters a sum as 0 times a number that the contract has finite.
 """
 
 from dataclasses import dataclass, replace
@@ -316,7 +317,7 @@ def _variant(
         further_configs=lambda: CONFIGS,
         support=SUPPORT,
         gradients=gradients,
-        contract=Contract(deterministic_backward=not mode.atomic),
+        contract=Contract(deterministic_backward=not mode.atomic, masked_values_backward="padding"),
         backward_workspace=partial(_workspace, mode),
         builds=partial(builds, mode),
         head_dim_buckets=BUCKETS,

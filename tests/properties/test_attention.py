@@ -119,6 +119,14 @@ def test_computes_as_declared(target: Target, judge: Judge) -> None:
     _hold_each(judge, target)
 
 
+@tier.first_tier(tier.toolchain)
+@pytest.mark.long(5)
+@pytest.mark.targets_of("lengths")
+def test_counts_and_gathers_at_long_lengths(target: Target, judge: Judge) -> None:
+    """Beside powers of two up to 8192, no row and no key is lost, doubled or taken for another."""
+    _hold_each(judge, target)
+
+
 @tier.first_tier(tier.source_file)
 @pytest.mark.long(30)  # on a GPU
 @pytest.mark.targets_of("long")
@@ -153,6 +161,14 @@ def test_gradients_are_within_their_bounds(
 @pytest.mark.targets_of("contract_backward")
 def test_backward_keeps_its_contract(target: Target, judge: Judge) -> None:
     """Gradients repeat bit for bit where that is declared, and are zero where nothing is seen."""
+    _hold_each(judge, target)
+
+
+@tier.first_tier(tier.toolchain)
+@pytest.mark.long(5)
+@pytest.mark.targets_of("lengths_gradients")
+def test_gradients_gather_at_long_lengths(target: Target, judge: Judge) -> None:
+    """Beside powers of two up to 8192, dV scatters dO, and dQ and dK are 0."""
     _hold_each(judge, target)
 
 

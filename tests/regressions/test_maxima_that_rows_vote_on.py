@@ -86,7 +86,7 @@ def relation(oracle: Oracle, forward: Forward, lag: float, case: Problem = LAGGI
     return oracle.judge(trial)
 
 
-@pytest.mark.parametrize("oracle", [causality.FORWARD, poison.ORACLE], ids=["causality", "poison"])
+@pytest.mark.parametrize("oracle", [causality.FORWARD, poison.FORWARD], ids=["causality", "poison"])
 def test_rows_that_vote_on_a_rescale_are_held_to_their_bounds(oracle: Oracle) -> None:
     rulings = [
         relation(oracle, voting, lag, LAGGING.but(seed=seed))

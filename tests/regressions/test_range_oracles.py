@@ -53,7 +53,7 @@ NUMERICS = flat_gradients(block_m=0, block_n=0)
 FORWARD = (
     bound.FORWARD,
     convexity.ORACLE,
-    poison.ORACLE,
+    poison.FORWARD,
     causality.FORWARD,
     split_merge.ORACLE,
     key_permutation.FORWARD,
@@ -124,7 +124,7 @@ def test_no_forward_oracle_convicts(oracle) -> None:
         for seed in range(3):
             trial = tried(problem.but(seed=seed))
             if oracle.concerns(trial) and not (
-                oracle is poison.ORACLE and problem.mask != Causal()
+                oracle is poison.FORWARD and problem.mask != Causal()
             ):
                 asked += 1
                 assert acquitted(oracle.judge(trial)), trial.problem.name

@@ -30,6 +30,7 @@ PROPERTIES = {
     "relations": ("test_holds_its_relations", "test_holds_each_relation_once"),
     "contract": ("test_keeps_its_contract",),
     "declared_numerics": ("test_computes_as_declared",),
+    "lengths": ("test_counts_and_gathers_at_long_lengths",),
     "long": ("test_is_right_over_long_sequences",),
     "refusal": ("test_refuses_what_it_does_not_support",),
     "gradients": (
@@ -38,6 +39,7 @@ PROPERTIES = {
         "test_meets_every_pair_of_levels",
     ),
     "contract_backward": ("test_backward_keeps_its_contract",),
+    "lengths_gradients": ("test_gradients_gather_at_long_lengths",),
     "long_gradients": ("test_gradients_are_right_over_long_sequences",),
     "gradient_refusal": ("test_backward_refuses_what_it_does_not_support",),
 }

@@ -142,10 +142,10 @@ class Trial:
         `inputs` replace those of the problem.
 
         A backward gets the outputs of `saved` for any inputs; O is NaN if it declares not to read
-        O.
+        O.  dO is the problem's unless `inputs.others` has another one.
         """
         if tag not in self.launches:
-            given = (self.inputs if inputs is None else inputs).named | self._for_backward
+            given = self._for_backward | (self.inputs if inputs is None else inputs).named
             self.launches[tag] = self._launch(self.entry, poison, [given])
         return self.launches[tag]
 

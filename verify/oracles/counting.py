@@ -36,6 +36,7 @@ from verify.judging.trial import Trial
 from verify.oracles import Oracle
 from verify.oracles.integer_scores import exact_below
 from verify.oracles.numerics.hypotheses import exact_probabilities
+from verify.problem.visibility import intervals
 from verify.tolerance.arithmetic import U, relative
 from verify.tolerance.resolution import resolve
 from verify.tolerance.scaled_output import stored, stored_ends
@@ -44,12 +45,9 @@ from verify.tolerance.scaled_output import stored, stored_ends
 def judge(trial: Trial) -> Ruling:
     """Compare O and LSE with integer counts from the mask; only division, exponential and output
     rounding may err."""
-    p, run = trial.problem, trial.first
+    run = trial.first
     assert run.out is not None
-    seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
-    _, _, v = trial.expanded
-    hits = seen.double() @ v.double().repeat_interleave(p.group, 1)
-    visible = seen.sum(-1)
+    hits, visible = _counts(trial)
     live = visible > 0
     want = hits / visible.clamp(min=1)[..., None]
     logs = torch.log(visible.clamp(min=1).double())
@@ -86,6 +84,21 @@ def judge(trial: Trial) -> Ruling:
     return convict(
         "counting", message, name="lse", bad=bad, got=float(lse[at]), bound=float(limit[at])
     )
+
+
+def _counts(trial: Trial) -> tuple[Tensor, Tensor]:
+    """Return what each row adds up of V, fp64 like O, and how many keys it sees; exact, because the
+    sums are of integers times a factor of few bits."""
+    p = trial.problem
+    v = trial.expanded[2].double().repeat_interleave(p.group, 1)
+    found = intervals(p)
+    if found is None:
+        seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
+        return seen.double() @ v, seen.sum(-1)
+    low, high = (x[:, None].expand(p.batch, p.heads_q, p.seqlen_q) for x in found)
+    running = torch.nn.functional.pad(v, (0, 0, 1, 0)).cumsum(2)
+    ends = (running.take_along_dim(x[..., None], 2) for x in (low, high))
+    return -next(ends) + next(ends), high - low
 
 
 def _bounds(trial: Trial, want: Tensor, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -294,10 +294,11 @@ RULES: dict[str, dict[str, Check]] = {
         "empty_row_out": any_number,
         "empty_row_lse": any_number,
         "deterministic": flag,
-        "masked_values": one_of("any", "finite"),
+        "masked_values": one_of("any", "padding", "finite"),
         "nan": one_of("propagates", "out", "any"),
         "batch_invariant": flag,
         "deterministic_backward": flag,
+        "masked_values_backward": one_of("any", "padding", "finite"),
     },
 }
 

@@ -210,7 +210,9 @@ class Variant(Declared, path="variant"):
         if self.forward is None and self.saved_by is None:
             return replace(self.contract, lse=None)
         return replace(
-            self.saver.contract, deterministic_backward=self.contract.deterministic_backward
+            self.saver.contract,
+            deterministic_backward=self.contract.deterministic_backward,
+            masked_values_backward=self.contract.masked_values_backward,
         )
 
     def describe(self) -> dict[str, Any]:

@@ -218,7 +218,7 @@ def spoiled(masked_values: str, leak: float, deterministic: bool = True) -> Tria
 @pytest.mark.parametrize("masked_values", ["any", "finite"])
 def test_a_correct_masked_kernel_notices_no_poison(masked_values: str) -> None:
     trial = spoiled(masked_values, 0.0)
-    assert poison.ORACLE.concerns(trial)
+    assert poison.FORWARD.concerns(trial)
     assert acquitted(poison.judge(trial))
 
 
@@ -248,9 +248,9 @@ def test_poison_lies_only_where_no_untouched_row_looks() -> None:
 
 
 def test_an_unmasked_problem_has_nowhere_to_hide_poison() -> None:
-    assert not poison.ORACLE.concerns(tried(PLAIN))
+    assert not poison.FORWARD.concerns(tried(PLAIN))
     full = replace(DECLARED, support=replace(DECLARED.support, masks=("full",)))
-    assert poison.ORACLE.excludes(full) == "supports no mask"
+    assert poison.FORWARD.excludes(full) == "supports no mask"
 
 
 # Refusal.

@@ -142,6 +142,7 @@ ODD = Variant(
         nan="any",
         batch_invariant=True,
         deterministic_backward=False,
+        masked_values_backward="padding",
     ),
     workspace=lambda args: {},
     allocates_outputs=True,

@@ -110,7 +110,7 @@ def _reach(trial: Trial) -> Tensor:
     return reach(trial.problem, q, k)
 
 
-def _gather(trial: Trial) -> Ruling:
+def gather_long(trial: Trial) -> Ruling:
     """Check that every row of O is the row of V that it selects, bit for bit."""
     # replaces the cached property, which would compute all scores
     trial.__dict__["truth"] = gathered_truth(trial)
@@ -180,7 +180,7 @@ ORACLES = (
         name="gather",
         group="long",
         catches="keys and rows anywhere that are lost, doubled or confused, bit for bit",
-        judge=_gather,
+        judge=gather_long,
         excludes=gather.excludes,
         needs=gather.NEEDS,
         concerns=lambda trial: trial.problem.distribution == "gather",

@@ -27,29 +27,29 @@ _SEED = 20
 
 def forward_problems(declaration: Declaration, dtype: str) -> list[Problem]:
     """Return the problems of group "long" for a variant and dtype."""
-    return _possible(declaration.support, _forward(declaration, dtype))
+    return possible(declaration.support, _forward(declaration, dtype))
 
 
 def backward_problems(declaration: Declaration, dtype: str) -> list[Problem]:
     """Return the problems of group "long_gradients" for a variant and dtype."""
-    return _possible(declaration.support, _backward(declaration, dtype))
+    return possible(declaration.support, _backward(declaration, dtype))
 
 
 def _forward(d: Declaration, dtype: str) -> Iterator[Problem]:
     support, leads = d.support, dtype == d.support.dtypes[0]
     if d.interpreted:
         if leads:
-            yield _problem(support, dtype, 3, _PAST_INT16, distribution="gather", head_dim=16)
-            yield _problem(
+            yield nearest(support, dtype, 3, _PAST_INT16, distribution="gather", head_dim=16)
+            yield nearest(
                 support, dtype, 3, 1089, Causal(), distribution="negative_lse", head_dim=16, group=2
             )
     elif environment().device == "cpu":
-        yield _problem(support, dtype, 24, LONG, distribution="gather", group=2)
+        yield nearest(support, dtype, 24, LONG, distribution="gather", group=2)
         if leads:
-            yield _problem(support, dtype, 8, LONG, distribution="negative_lse", group=2)
-            yield _problem(support, dtype, LONG, 17, distribution="gather", head_dim=16)
+            yield nearest(support, dtype, 8, LONG, distribution="negative_lse", group=2)
+            yield nearest(support, dtype, LONG, 17, distribution="gather", head_dim=16)
     else:
-        yield _problem(
+        yield nearest(
             support,
             dtype,
             LONG if _squares(d) else _FEW,
@@ -59,7 +59,7 @@ def _forward(d: Declaration, dtype: str) -> Iterator[Problem]:
             heads_kv=2,
             group=2,
         )
-        yield _problem(
+        yield nearest(
             support,
             dtype,
             _FEW,
@@ -70,32 +70,32 @@ def _forward(d: Declaration, dtype: str) -> Iterator[Problem]:
             heads_kv=2,
         )
         ragged = Lengths((_FEW, _FEW), (LONG, LONG // 2))
-        yield _problem(
+        yield nearest(
             support, dtype, _FEW, LONG, ragged, distribution="negative_lse", batch=2, group=2
         )
-        yield _problem(support, dtype, LONG, _FEW, distribution="gather", heads_kv=2, group=2)
+        yield nearest(support, dtype, LONG, _FEW, distribution="gather", heads_kv=2, group=2)
         if _squares(d):
-            yield _problem(support, dtype, LONG, LONG, distribution="normal", group=2)
-            yield _problem(support, dtype, 2, 5, distribution="normal", head_dim=16, batch=_CROWD)
+            yield nearest(support, dtype, LONG, LONG, distribution="normal", group=2)
+            yield nearest(support, dtype, 2, 5, distribution="normal", head_dim=16, batch=_CROWD)
 
 
 def _backward(d: Declaration, dtype: str) -> Iterator[Problem]:
     support, leads = d.support, dtype == d.support.dtypes[0]
     if d.interpreted:
         if leads:
-            yield _problem(support, dtype, 2, 2113, distribution="gather_integers", head_dim=16)
-            yield _problem(support, dtype, 577, 33, distribution="gather_integers", head_dim=16)
-            yield _problem(
+            yield nearest(support, dtype, 2, 2113, distribution="gather_integers", head_dim=16)
+            yield nearest(support, dtype, 577, 33, distribution="gather_integers", head_dim=16)
+            yield nearest(
                 support, dtype, 130, 150, Causal(), distribution="normal", head_dim=16, group=2
             )
     elif environment().device == "cpu":
-        yield _problem(support, dtype, 24, LONG, distribution="gather_integers", group=2)
-        yield _problem(support, dtype, 5, LONG, distribution="normal", group=2)
-        yield _problem(support, dtype, LONG, 17, distribution="gather_integers", head_dim=16)
-        yield _problem(support, dtype, LONG, 17, distribution="normal", head_dim=16)
+        yield nearest(support, dtype, 24, LONG, distribution="gather_integers", group=2)
+        yield nearest(support, dtype, 5, LONG, distribution="normal", group=2)
+        yield nearest(support, dtype, LONG, 17, distribution="gather_integers", head_dim=16)
+        yield nearest(support, dtype, LONG, 17, distribution="normal", head_dim=16)
     else:
         rows = LONG if _squares(d) else _FEW
-        yield _problem(
+        yield nearest(
             support,
             dtype,
             rows,
@@ -105,14 +105,14 @@ def _backward(d: Declaration, dtype: str) -> Iterator[Problem]:
             heads_kv=2,
             group=2,
         )
-        yield _problem(support, dtype, rows, LONG, Causal(), distribution="normal", group=2)
-        yield _problem(support, dtype, _FEW, LONG, distribution="normal", head_dim=128, heads_kv=2)
-        yield _problem(
+        yield nearest(support, dtype, rows, LONG, Causal(), distribution="normal", group=2)
+        yield nearest(support, dtype, _FEW, LONG, distribution="normal", head_dim=128, heads_kv=2)
+        yield nearest(
             support, dtype, LONG, _FEW, distribution="gather_integers", heads_kv=2, group=2
         )
-        yield _problem(support, dtype, LONG, _FEW, distribution="normal", heads_kv=2, group=2)
+        yield nearest(support, dtype, LONG, _FEW, distribution="normal", heads_kv=2, group=2)
         if _squares(d):
-            yield _problem(support, dtype, 2, 5, distribution="normal", head_dim=16, batch=_CROWD)
+            yield nearest(support, dtype, 2, 5, distribution="normal", head_dim=16, batch=_CROWD)
 
 
 def _squares(d: Declaration) -> bool:
@@ -125,7 +125,7 @@ def _squares(d: Declaration) -> bool:
     return not d.allocates_outputs and not d.undeclared and d.numerics.softmax.block_n != 0
 
 
-def _problem(
+def nearest(
     support: Support,
     dtype: str,
     seqlen_q: int,
@@ -155,7 +155,7 @@ def _problem(
     return plain.but(mask=Full()) if support.refusal(masked) is not None else masked
 
 
-def _possible(support: Support, problems: Iterator[Problem]) -> list[Problem]:
+def possible(support: Support, problems: Iterator[Problem]) -> list[Problem]:
     """Return the problems inside the support whose values can be built."""
     inside = [problem for problem in problems if support.refusal(problem) is None]
     return [p for p in inside if p.distribution not in GATHERS or gather_possible(p) is None]
