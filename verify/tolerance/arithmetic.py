@@ -48,6 +48,23 @@ class Conversion:
 
 
 @dataclass(frozen=True)
+class Integers:
+    """Q and K rounded to 8-bit integers by factors of tiles of rows (0: of all rows).
+
+    query_floor, key_floor: what a factor may be larger by than the largest |x| / 127.  query_unit:
+    what multiplies Q before that, at least.  kept: of the mean of K that is subtracted; None: none
+    is.
+    """
+
+    query_tile: int
+    key_tile: int
+    query_floor: float
+    key_floor: float
+    query_unit: float
+    kept: DType | None
+
+
+@dataclass(frozen=True)
 class ForwardArithmetic:
     """Declared numerics resolved for one problem on one arch: what the formulas read."""
 
@@ -94,6 +111,7 @@ class ForwardArithmetic:
     block_n: int = 0  # keys of one; 0: all
     tile: int = 0  # rows that share an order which depends on what they see; 0: not known
     key_parts: int = 0  # that the blocks are dealt out to, if keys are split; 0: not known
+    integers: Integers | None = None  # that Q and K are rounded to
 
     @property
     def ordered(self) -> bool:
