@@ -78,7 +78,7 @@ def _by_tile(largest: Tensor, size: int) -> Tensor:
         return largest
     tile = min(size, rows) if size else rows
     padded = torch.nn.functional.pad(largest, (0, -rows % tile))
-    tops: Tensor = padded.unflatten(-1, (-1, tile)).amax(-1)
+    tops: Tensor = padded.view(len(padded), -1, tile).amax(-1)
     return tops.repeat_interleave(tile, -1)[..., :rows]
 
 
@@ -155,8 +155,8 @@ def score_errors(
 
     largest = by_key.amax(-1)[:, None, None] if by_key.shape[-1] else by_query.new_zeros(1, 1, 1)
     # What a product of factors, the scale and the sum is no larger than, in any order.
-    grown = (_LARGEST**2 * problem.head_dim) * max(scale / _LN_2, 1.0)
-    grown = grown * by_query.clamp(min=1.0) * largest.clamp(min=1.0)
+    most = (_LARGEST**2 * problem.head_dim) * max(scale / _LN_2, 1.0)
+    grown = most * by_query.clamp(min=1.0) * largest.clamp(min=1.0)
     error = error + TINY * 4 * grown * (queries.amax(-1, keepdim=True) > 0)
 
     around, slack = mean.abs(), (queries @ off[..., None])
