@@ -132,6 +132,21 @@ class ForwardArithmetic:
         )
 
     @property
+    def sums_rounded(self) -> bool:
+        """Whether the row sum may be one of rounded P: roundings are errors of weights then."""
+        return self.row_sum != "unrounded"
+
+    @property
+    def rounds_apart(self) -> bool:
+        """Whether the row sum may be one of unrounded P: roundings are those of P V then."""
+        return self.row_sum in ("unrounded", "any")
+
+    @property
+    def sums_by_unit(self) -> bool:
+        """Whether the unit of P V may make the row sum."""
+        return self.row_sum in ("mma", "any")
+
+    @property
     def between_blocks(self) -> int:
         """fp32 roundings behind a block's sum: a rescale and an addition each; for a part with a
         factor, that and an addition, or a rescale by the quotient of two factors."""

@@ -176,8 +176,8 @@ def _bound(
     lost = _lost(block, a, w, values, full)
     if a.leads and a.normalised:  # what is flushed before the division
         lost = lost + (2 * TINY + a.vanishing) * w.growth * w.lead * w.keys * values.most
-    apart = a.row_sum == "unrounded"  # else the roundings of P are those of the weights
-    probability = a.probability_roundoff * apart
+    # else the roundings of P are those of the weights alone
+    probability = a.probability_roundoff * a.rounds_apart
     sums = Sums(jacobian, carried, probability, lost, lost, size)
     pre, exact, rounding = before_output(block, values, a, problem, w, sums)
     row_sum = -torch.expm1(-w.normaliser)
@@ -248,9 +248,9 @@ def _spoiled(a: ForwardArithmetic, w: Weights, problem: Problem) -> tuple[Tensor
     unsummed = own | (w.keys * w.reach >= 1 / TINY)
     bounded = a.saturates or (a.normalised and not a.by_lse)
     rounded = own if bounded else own | (w.reach >= a.probability.overflow)
-    if a.row_sum != "unrounded":
+    if a.sums_rounded:
         unsummed = unsummed | rounded
-    if a.row_sum == "mma":
+    if a.sums_by_unit:
         unsummed = unsummed | _exceeds(torch.ones_like(w.keys), a, w, problem)
     return rounded, unsummed
 

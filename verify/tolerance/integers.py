@@ -14,10 +14,12 @@ from torch import Tensor
 
 from references.positions import Choice
 from references.row_blocks import RowBlock
-from verify.arithmetic.dtypes import DType
+from verify.arithmetic.dtypes import DType, dtype_named
 from verify.arithmetic.unit import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, Integers, U, relative
+from verify.variant import Numerics, Quantised
+from verify.variant.numerics import leaves
 
 MOST_HEAD_DIM = 2**17  # 127^2 times that is the largest sum that int32 holds
 _LARGEST = 127
@@ -27,6 +29,60 @@ _HALF = 0.5 + (_LARGEST + 1) * relative(_QUOTIENT, U)
 # Below it a factor, or one over it, may leave fp32's normal range.
 _TINY_ROW = 2.0**-100
 _LN_2 = math.log(2)
+
+
+# What is derived beside integers, whatever it holds; of all other fields, their defaults alone.
+_BESIDE_INTEGERS = (
+    *("products.instruction", "products.accumulator", "products.score_accumulator"),
+    "products.promotion",
+    *("softmax.exp", "softmax.rescale_exp", "softmax.scale_roundings", "softmax.softcap_tanh"),
+    *("softmax.block_n", "softmax.row_sum.of", "softmax.row_sum.lanes", "softmax.row_sum.apart"),
+    *("output.probability", "output.values", "output.normalised", "output.division"),
+    "output.roundings",
+)
+
+
+def check_declared(numerics: Numerics, problem: Problem) -> None:
+    """Raise ValueError for what no bound is derived for beside integers that the kernel makes."""
+    declared = numerics.quantised
+    defaults = leaves(Numerics())
+    if declared.products == "none":
+        for path in leaves(declared):
+            if getattr(declared, path) != getattr(Quantised(), path):
+                raise ValueError(
+                    f"numerics.quantised.{path}: nothing is quantised: products='none'"
+                )
+        return
+    for path, value in leaves(numerics).items():
+        if path.startswith("quantised.") or path in _BESIDE_INTEGERS:
+            continue
+        if value != defaults[path]:
+            raise ValueError(
+                f"numerics.{path}: no bound is derived for {value!r} beside"
+                f" numerics.quantised.products = {declared.products!r}"
+            )
+    if dtype_named(problem.dtype).itemsize == 1 or problem.head_dim > MOST_HEAD_DIM:
+        raise ValueError(
+            f"numerics.quantised.products: no bound is derived for {problem.dtype} inputs with"
+            f" head_dim {problem.head_dim}, only for 16 or 32 bits and at most {MOST_HEAD_DIM}"
+        )
+
+
+def integers_of(declared: Quantised, tiles: tuple[int, int], problem: Problem) -> Integers | None:
+    """How Q and K become integers; None where they do not.  tiles: rows of Q and of K, as declared
+    or configured; 0: all."""
+    if declared.products == "none":
+        return None
+    given = problem.dtype if declared.centred == "input" else declared.centred
+    unit = min(abs(problem.scale), 1.0) if declared.query_scaled else 1.0
+    return Integers(
+        query_tile=tiles[0],
+        key_tile=tiles[1],
+        query_floor=declared.floor / (unit or 1.0),
+        key_floor=declared.floor,
+        query_unit=unit,
+        kept=None if declared.centred == "none" else dtype_named(given),
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,13 +29,12 @@ from verify.tolerance.arithmetic import (
     TINY,
     Conversion,
     ForwardArithmetic,
-    Integers,
     U,
     relative,
 )
-from verify.tolerance.integers import MOST_HEAD_DIM
+from verify.tolerance.integers import check_declared, integers_of
 from verify.tolerance.subnormals import Operands, Weighted
-from verify.variant import Config, Maximum, Numerics, Output, Products, Quantised, Softmax
+from verify.variant import Config, Maximum, Numerics, Output, Products, Softmax
 from verify.variant.numerics import leaves
 
 _LARGEST_BIAS = 2.0**64  # far less than half a last place of fp32's largest number
@@ -95,7 +94,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     operands = given if products.operands == "input" else products.operands
     probability = given if output.probability == "input" else output.probability
     _check(numerics, given, operands, probability)
-    _check_quantised(numerics, problem)
+    check_declared(numerics, problem)
     if Premise.FACTORS_BY_ROW in problem.quantisation.breaks:
         said = f"no bound is derived for {problem.quantisation.label}"
         raise ValueError(f"problem.quantisation: {said}")
@@ -176,23 +175,14 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         block_n=block_n,
         tile=config.block_m or 0,
         key_parts=_key_parts(softmax.maximum.parts, config),
-        integers=_integers(numerics.quantised, config, problem),
-    )
-
-
-def _integers(declared: Quantised, config: Config, problem: Problem) -> Integers | None:
-    """How Q and K become integers; None where they do not."""
-    if declared.products == "none":
-        return None
-    given = problem.dtype if declared.centred == "input" else declared.centred
-    unit = min(abs(problem.scale), 1.0) if declared.query_scaled else 1.0
-    return Integers(
-        query_tile=block_size(declared.query_tile, config.block_m),
-        key_tile=block_size(declared.key_tile, config.block_n),
-        query_floor=declared.floor / (unit or 1.0),
-        key_floor=declared.floor,
-        query_unit=unit,
-        kept=None if declared.centred == "none" else dtype_named(given),
+        integers=integers_of(
+            numerics.quantised,
+            (
+                block_size(numerics.quantised.query_tile, config.block_m),
+                block_size(numerics.quantised.key_tile, config.block_n),
+            ),
+            problem,
+        ),
     )
 
 
@@ -343,7 +333,7 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
     )
     into = products.score_accumulator or products.accumulator
     prescaled = ("none", "q", "sqrt") if dtype_named(operands).itemsize > 1 else ("none",)
-    sums = ("unrounded",) if output.normalised else ("unrounded", "rounded", "mma")
+    sums = ("unrounded",) if output.normalised else ("unrounded", "rounded", "mma", "any")
     _require("products.accumulator", products.accumulator, of_values)
     _require("products.score_accumulator", into, of_scores)
     _require("products.prescale", products.prescale, prescaled)
@@ -372,42 +362,6 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
         raise ValueError(
             f"numerics.softmax.maximum.lag: no bound is derived for {softmax.maximum.lag}, which P"
             f" in {probability} lacks"
-        )
-
-
-# What is derived beside integers, whatever it holds; of all other fields, their defaults alone.
-_BESIDE_INTEGERS = (
-    *("products.instruction", "products.accumulator", "products.promotion"),
-    *("softmax.exp", "softmax.rescale_exp", "softmax.scale_roundings", "softmax.softcap_tanh"),
-    *("softmax.block_n", "softmax.row_sum.of", "softmax.row_sum.lanes", "softmax.row_sum.apart"),
-    *("output.probability", "output.values", "output.normalised", "output.division"),
-    "output.roundings",
-)
-
-
-def _check_quantised(numerics: Numerics, problem: Problem) -> None:
-    """Raise ValueError for what no bound is derived for beside integers that the kernel makes."""
-    declared = numerics.quantised
-    defaults = leaves(Numerics())
-    if declared.products == "none":
-        for path in leaves(declared):
-            if getattr(declared, path) != getattr(Quantised(), path):
-                raise ValueError(
-                    f"numerics.quantised.{path}: nothing is quantised: products='none'"
-                )
-        return
-    for path, value in leaves(numerics).items():
-        if path.startswith("quantised.") or path in _BESIDE_INTEGERS:
-            continue
-        if value != defaults[path]:
-            raise ValueError(
-                f"numerics.{path}: no bound is derived for {value!r} beside"
-                f" numerics.quantised.products = {declared.products!r}"
-            )
-    if dtype_named(problem.dtype).itemsize == 1 or problem.head_dim > MOST_HEAD_DIM:
-        raise ValueError(
-            f"numerics.quantised.products: no bound is derived for {problem.dtype} inputs with"
-            f" head_dim {problem.head_dim}, only for 16 or 32 bits and at most {MOST_HEAD_DIM}"
         )
 
 

@@ -289,7 +289,7 @@ def _exponents(
     # |m|.
     rounding, ahead = relative(3, U), _ahead(a, above, top)
     common = rounding * (top + a.offset + ahead) + (a.exps + a.slope * a.lag)
-    if a.row_sum != "unrounded":
+    if a.sums_rounded:
         # What is divided by was rounded like P: a rounding is an error of the weight.
         common = common - math.log1p(-a.probability_roundoff)
         if a.saturates:
@@ -331,18 +331,26 @@ def _rescaled(a: ForwardArithmetic, error: Tensor, top: Tensor, size: Tensor) ->
 def _row_sum_drift(a: ForwardArithmetic, keys: Tensor, share: Tensor, problem: Problem) -> Tensor:
     """-ln(1 - ls): additions on the longest way of a key into the sum, (1 - u)^n, and a product per
     rescale."""
-    if a.row_sum == "mma":
+    drift = torch.zeros_like(keys)
+    if a.sums_by_unit:
         u = _ADDITION if a.narrow is None else -math.log1p(-a.narrow.unit_roundoff)
         chain = -torch.log1p(-a.values.kappas(keys, problem.seqlen_kv).clamp(max=1.0))
         lost = keys * loss_of(a) * (1 + a.weighted.share) + accumulator_loss(a, problem)
-        return chain + 2 * a.blocks * u - torch.log1p(-(lost * share).clamp(max=1.0))
+        drift = chain + 2 * a.blocks * u - torch.log1p(-(lost * share).clamp(max=1.0))
+    if a.row_sum == "mma":
+        return drift
+    return torch.maximum(drift, _chain_drift(a, keys, share))
+
+
+def _chain_drift(a: ForwardArithmetic, keys: Tensor, share: Tensor) -> Tensor:
+    """The same of sums in fp32."""
     way = keys
     if a.chain:
         way = keys.clamp(max=(a.blocks if a.running else 1) * a.chain) + (
             a.joins + (0 if a.running else a.blocks)
         )
     drift = (torch.minimum(way, keys) + a.blocks) * _ADDITION
-    if a.row_sum == "rounded":
+    if a.sums_rounded:
         drift = drift - torch.log1p(-(keys * loss_of(a) * share).clamp(max=1.0))
     return drift
 

@@ -88,8 +88,8 @@ class Maximum(Declared, path="numerics.softmax.maximum"):
 class RowSum(Declared, path="numerics.softmax.row_sum"):
     """How P is added up along a row."""
 
-    # what is added up in fp32: P "unrounded"; P "rounded" for the product; or rounded P by "mma",
-    # like P V
+    # what is added up in fp32: P "unrounded"; P "rounded" for the product; rounded P by "mma", like
+    # P V; or "any" of these
     of: str = "unrounded"
     # chains that the keys of a block are dealt out to evenly (4 in FlashAttention-2: threads that
     # share a row)

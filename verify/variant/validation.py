@@ -238,7 +238,7 @@ RULES: dict[str, dict[str, Check]] = {
         "parts": whole(0, MOST_BLOCK, optional=True),
     },
     "numerics.softmax.row_sum": {
-        "of": one_of("unrounded", "rounded", "mma"),
+        "of": one_of("unrounded", "rounded", "mma", "any"),
         "lanes": whole(1, MOST_LANES),
         "apart": flag,
     },
