@@ -106,8 +106,38 @@ class IntegerEmulation(Emulation):
         kept = self.problem.dtype if centred == "input" else centred
         return k.sum(1, keepdim=True).div(max(k.shape[1], 1)).to(dtype_named(kept).torch).float()
 
+    @property
+    def probability_scale(self) -> float:
+        return self.numerics.quantised.probability_top or super().probability_scale
+
+    def weigh(self, p: Tensor, v: Tensor, start: Tensor) -> Tensor:
+        """start + round(P) V, both in 8 bits if V is quantised."""
+        if not self.numerics.quantised.value_top:
+            return super().weigh(p, v, start)
+        p = self.rounded(p)
+        return self.dot(p, v, self.probability, self.numerics.products.accumulator, start)
+
+    def columns(self, v: Tensor) -> Tensor:
+        """V rounded to 8 bits, as fp32; `factors` get what it is multiplied by."""
+        top, of = self.numerics.quantised.value_top, dtype_named(self.probability)
+        largest = v.float().abs().amax(2, keepdim=True) if v.shape[2] else v.float().sum(2, True)
+        if self.how.fault == "largest of the first key":
+            largest = v[:, :, :1].float().abs()
+        nothing = largest == 0
+        factor = (largest / top).where(~nothing, torch.ones(()))
+        scaled = v.float() * (top / largest.where(~nothing, torch.ones(())))
+        if self.how.quotient == "x / factor":
+            scaled = v.float() / factor
+        made = scaled.clamp(-of.max, of.max).to(of.torch).float()
+        if self.how.fault == "factors of V of the next column":
+            factor = factor.roll(1, -1)
+        if self.how.fault == "factor of V forgotten":
+            factor = torch.ones_like(factor)
+        self.factors["v"] = factor.repeat_interleave(self.problem.group, 1).flatten(0, 1)
+        return made
+
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Result:
-        found = super().run(q, k, v)
+        found = super().run(q, k, self.columns(v) if self.numerics.quantised.value_top else v)
         centred = self.numerics.quantised.centred
         if centred == "none" or self.how.fault == "mean not added back":
             return found

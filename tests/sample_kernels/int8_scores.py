@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from verify.variant import Contract, Numerics, Quantised, Softmax, Support, Variant
+from verify.variant import Contract, Numerics, Output, Quantised, Softmax, Support, Variant
 
 QUERIES, KEYS = 32, 16
 SUPPORT = Support(
@@ -49,7 +49,14 @@ def without_factor(x, size):
     return numbers, factor[:, :, :1].expand_as(factor)
 
 
-def forward_by(quantise, centred=False, added_back=True, keys_lost=0):
+def columns_of(v):
+    """V in e4m3 and the factor of each column, the largest of all keys becoming 448."""
+    factor = v.float().abs().amax(2, keepdim=True) / 448 if v.shape[2] else v.float().sum(2, True)
+    factor = torch.where(factor == 0, 1.0, factor)
+    return (v.float() / factor).to(torch.float8_e4m3fn).float(), factor
+
+
+def forward_by(quantise, centred=False, added_back=True, keys_lost=0, eight=False):
     def forward(args, out, lse, workspace):
         SUPPORT.check(args, out)
         group = args.heads_q // args.heads_kv
@@ -74,7 +81,11 @@ def forward_by(quantise, centred=False, added_back=True, keys_lost=0):
         top = top.clamp(min=torch.finfo(torch.float32).min)
         p = torch.exp(s - top)
         total = p.sum(-1, keepdim=True)
-        made = p.to(v.dtype).float() @ v.float()
+        if eight:
+            numbers, factor = columns_of(v)
+            made = (p * 448).to(torch.float8_e4m3fn).float() @ numbers * (factor / 448)
+        else:
+            made = p.to(v.dtype).float() @ v.float()
         out.copy_(torch.where(total == 0, 0.0, made / total))
         lse.copy_(torch.where(total == 0, -math.inf, top + total.log())[..., 0] + back)
 
@@ -104,9 +115,19 @@ CENTRED = replace(
     forward=forward_by(by_tile, centred=True),
     numerics=declared(centred="input"),
 )
+EIGHT = replace(
+    CENTRED,
+    name="float8",
+    forward=forward_by(by_tile, centred=True, eight=True),
+    numerics=replace(
+        declared(centred="input", value_top=448.0, probability_top=448.0),
+        output=Output(probability="float8_e4m3fn"),
+    ),
+)
 VARIANTS = [
     INTEGERS,
     CENTRED,
+    EIGHT,
     replace(
         INTEGERS, name="undeclared", numerics=replace(INTEGERS.numerics, quantised=Quantised())
     ),

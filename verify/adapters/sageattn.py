@@ -5,13 +5,15 @@ head_dim) for "NHD".  K and V can have fewer heads than Q.  `is_causal` is docum
 queries as keys.  With `return_lse` the natural LSE is returned, (batch, heads, seqlen_q).
 
 Q and K become 8-bit integers inside, by factors of a block, a warp or a thread, after the mean of
-the keys was subtracted from K.  Which of these, and whether P V is in 16 or in 8 bits, depends on
-the GPU and is not promised, so that the bound is one of any grouping inside a block.
+the keys was subtracted from K.  Which of these depends on the GPU and is not promised, so that the
+bound is one of any grouping inside a block.  P and V are in float16, or in float8 with a factor for
+each column of V.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from references.masks import Causal
@@ -30,10 +32,10 @@ from verify.variant import (
 
 _BLOCK = 128  # rows of Q, and keys, inside which a factor is shared
 _KEYS = 64  # of a step over the keys, at least
-_FP8 = (
-    "P and V are rounded to float8 there, with a factor for each column of V, and no part of"
-    " Numerics says so"
+_NARROW = (
+    "P V in float8 is summed in fp16 there, close to the end of its range, and no bound is derived"
 )
+_NONE = "sageattn has no kernel for this compute capability"
 
 
 def call(function: Callable[..., Any], args: AttentionArgs, q: Tensor, k: Tensor, v: Tensor) -> Any:
@@ -49,19 +51,13 @@ def call(function: Callable[..., Any], args: AttentionArgs, q: Tensor, k: Tensor
 
 
 def numerics(capability: tuple[int, int] | None) -> Numerics | str:
-    """P and V in float16, whose sums on GPUs before compute capability 8.9 are in fp32, or in fp16
-    for a step of keys.  On a CPU, the arithmetic of a double of the signature."""
-    if capability is not None and capability >= (8, 9):
-        return _FP8
-    return Numerics(
-        products=Products(
-            accumulator="float32" if capability in (None, (8, 0)) else "float16",
-            score_accumulator=None if capability in (None, (8, 0)) else "float32",
-            promotion=0 if capability in (None, (8, 0)) else "block",
-        ),
+    """That of P V by GPU: float16 summed in fp32 (8.0) or for a step of keys in fp16 (8.6); float8
+    added to fp32 after every step (9.0).  On a CPU, where a double of the signature runs, that of
+    8.0 with a coarse exponential."""
+    wide = Numerics(
         softmax=Softmax(
             exp="exp_u20" if capability is None else "ex2.approx",
-            # sm_scale, log2(e), both factors, and three products of them
+            # sm_scale, log2(e), and the products of these and of both factors
             scale_roundings=5,
             block_n=_KEYS,
             row_sum=RowSum(of="any"),
@@ -71,6 +67,21 @@ def numerics(capability: tuple[int, int] | None) -> Numerics | str:
             products="int8", query_tile=_BLOCK, key_tile=_BLOCK, floor=1e-7, centred="input"
         ),
     )
+    if capability in (None, (8, 0)):
+        return wide
+    if capability == (8, 6):
+        narrow = Products(accumulator="float16", score_accumulator="float32", promotion="block")
+        return replace(wide, products=narrow)
+    if capability == (9, 0):
+        return replace(
+            wide,
+            products=Products(promotion="block"),
+            softmax=replace(wide.softmax, block_n=2 * _KEYS),
+            output=Output(probability="float8_e4m3fn"),
+            # P is scaled by 2^8.807 in the exponent
+            quantised=replace(wide.quantised, value_top=448.0, probability_top=447.88),
+        )
+    return _NARROW if capability in ((8, 9), (12, 0)) else _NONE
 
 
 ADAPTER = Adapter(

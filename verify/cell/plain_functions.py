@@ -102,8 +102,8 @@ def variants(
     if "LIKE" in settings:
         own, call, layout = _like(function, path.stem, settings)
         own = replace(own, numerics=numerics)
-        backward = plain_gradients.variant(own, call, layout) if gradients else None
-        return as_documented(adapter_named(settings["LIKE"]), own, backward), ()
+        own_gradients = plain_gradients.variant(own, call, layout) if gradients else None
+        return as_documented(adapter_named(settings["LIKE"]), own, own_gradients), ()
     variants_by_layout = {
         each: replace(_variant(function, path.stem, settings, each), numerics=numerics)
         for each in LAYOUTS

@@ -65,6 +65,14 @@ class Integers:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """V rounded to 8 bits by a factor for each column, which takes its largest |V| to `top`."""
+
+    top: float
+    format: DType
+
+
+@dataclass(frozen=True)
 class ForwardArithmetic:
     """Declared numerics resolved for one problem on one arch: what the formulas read."""
 
@@ -112,6 +120,7 @@ class ForwardArithmetic:
     tile: int = 0  # rows that share an order which depends on what they see; 0: not known
     key_parts: int = 0  # that the blocks are dealt out to, if keys are split; 0: not known
     integers: Integers | None = None  # that Q and K are rounded to
+    columns: Columns | None = None  # of V, if that is rounded to 8 bits
 
     @property
     def ordered(self) -> bool:

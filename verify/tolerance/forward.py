@@ -26,7 +26,7 @@ from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, re
 from verify.tolerance.averages import Values
 from verify.tolerance.forward_known import interval_of, known_sum, lattice
 from verify.tolerance.forward_sums import Sums, before_output
-from verify.tolerance.integers import Steps
+from verify.tolerance.integers import TINY_ROW, Steps
 from verify.tolerance.intervals import Interval
 from verify.tolerance.resolution import BEST, resolve
 from verify.tolerance.scaled_output import out_bound
@@ -196,6 +196,10 @@ def _bound(
         if a.normalised
         else values.most
     )
+    if a.columns is not None:
+        reached = torch.full_like(reached, a.columns.top)
+        tiny = (block.value_sizes.most > 0) & (block.value_sizes.most < TINY_ROW)
+        out = out.masked_fill(tiny, torch.inf)
     if a.conversion is not None:
         reached = reached * (1 + a.conversion.roundoff)
         # A key that no row sees adds 0 times infinity.

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from references.positions import Choice
 from references.row_blocks import RowBlock
-from verify.arithmetic.dtypes import DType, dtype_named
+from verify.arithmetic.dtypes import DTYPES, DType, dtype_named
 from verify.arithmetic.unit import Unit
 from verify.problem import Problem
-from verify.tolerance.arithmetic import FP32_MAX, TINY, Integers, U, relative
+from verify.tolerance.arithmetic import FP32_MAX, TINY, Columns, Integers, U, relative
 from verify.variant import Numerics, Quantised
 from verify.variant.numerics import leaves
 
@@ -27,7 +27,7 @@ _QUOTIENT = 5  # roundings of a factor, of x / factor and of a sum of that and a
 # Half a step, and what those roundings move a quotient of 127 by.
 _HALF = 0.5 + (_LARGEST + 1) * relative(_QUOTIENT, U)
 # Below it a factor, or one over it, may leave fp32's normal range.
-_TINY_ROW = 2.0**-100
+TINY_ROW = 2.0**-100
 _LN_2 = math.log(2)
 
 
@@ -61,11 +61,30 @@ def check_declared(numerics: Numerics, problem: Problem) -> None:
                 f"numerics.{path}: no bound is derived for {value!r} beside"
                 f" numerics.quantised.products = {declared.products!r}"
             )
+    of_values = declared.value_top, declared.probability_top
+    probability = DTYPES.get(numerics.output.probability)
+    limit = probability.max if probability is not None and probability.itemsize == 1 else 0.0
+    if any(of_values) and not all(0 < top <= limit for top in of_values):
+        raise ValueError(
+            f"numerics.quantised.value_top, probability_top: {of_values} are not both above 0 and"
+            f" at most {limit:g}, the largest P in {numerics.output.probability}"
+        )
+    for path, plain in (("products.accumulator", "float32"), ("output.normalised", False)):
+        if any(of_values) and leaves(numerics)[path] != plain:
+            raise ValueError(
+                f"numerics.{path}: no bound is derived for {leaves(numerics)[path]!r} beside"
+                " numerics.quantised.value_top"
+            )
     if dtype_named(problem.dtype).itemsize == 1 or problem.head_dim > MOST_HEAD_DIM:
         raise ValueError(
             f"numerics.quantised.products: no bound is derived for {problem.dtype} inputs with"
             f" head_dim {problem.head_dim}, only for 16 or 32 bits and at most {MOST_HEAD_DIM}"
         )
+
+
+def columns_of(declared: Quantised, probability: DType) -> Columns | None:
+    """How V is rounded to 8 bits; None where it is not.  probability: the format of P."""
+    return Columns(declared.value_top, probability) if declared.value_top else None
 
 
 def integers_of(declared: Quantised, tiles: tuple[int, int], problem: Problem) -> Integers | None:
@@ -145,7 +164,7 @@ def _factor(largest: Tensor, floor: float) -> Tensor:
 
 def _tiny(largest: Tensor, floor: float) -> Tensor:
     """Rows whose own factor, or one over it, may leave fp32's normal range."""
-    return (largest > 0) & (largest < _TINY_ROW) & (floor == 0)
+    return (largest > 0) & (largest < TINY_ROW) & (floor == 0)
 
 
 def _mean(keys: Tensor, a: Integers) -> tuple[Tensor, Tensor]:

@@ -32,11 +32,12 @@ from verify.tolerance.arithmetic import (
     U,
     relative,
 )
-from verify.tolerance.integers import check_declared, integers_of
+from verify.tolerance.integers import check_declared, columns_of, integers_of
 from verify.tolerance.subnormals import Operands, Weighted
 from verify.variant import Config, Maximum, Numerics, Output, Products, Softmax
 from verify.variant.numerics import leaves
 
+EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")
 _LARGEST_BIAS = 2.0**64  # far less than half a last place of fp32's largest number
 
 # Roundings of the product of a Q and a K that the scale has multiplied: of one and its factor; of
@@ -125,6 +126,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     values = accumulated(values, of_values, block_n, blocks + parts)
     wide = dtype_named(probability).itemsize > 1
     probability_scale = 1.0 if wide else output.probability_scale
+    probability_scale = numerics.quantised.probability_top or probability_scale
     return ForwardArithmetic(
         scores=scores,
         values=values,
@@ -132,7 +134,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         weighted=Weighted(
             values,
             dtype_named(multiplied),
-            dtype_named(multiplied if wide else given),
+            dtype_named(multiplied if wide or numerics.quantised.value_top else given),
             problem.seqlen_kv,
             multiplied=1 / largest["v"],
         ),
@@ -183,6 +185,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
             ),
             problem,
         ),
+        columns=columns_of(numerics.quantised, dtype_named(probability)),
     )
 
 
@@ -324,6 +327,8 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
     size = dtype_named(given).itemsize
     either = tuple(name for name, dtype in DTYPES.items() if size <= 2 and dtype.itemsize == size)
     _require("products.operands", operands, holding(given))
+    if numerics.quantised.value_top:
+        either = EIGHT_BITS
     _require("output.probability", probability, tuple(dict.fromkeys((*either, *holding(given)))))
     products, softmax, output = numerics.products, numerics.softmax, numerics.output
     alone = _other_half(given, probability) and output.values == "input"

@@ -180,16 +180,23 @@ class Quantised(Declared, path="numerics.quantised"):
     # "none"; or the dtype, "input" or "float32", to which the mean of a head's keys, K minus that
     # mean, and the product of Q and the mean that LSE gets back are rounded
     centred: str = "none"
+    # what the largest |V| of a column, over all keys of a head, becomes when V is rounded to the
+    # 8-bit dtype of P by a factor for each column (448 for all of e4m3); 0: V is not quantised
+    value_top: float = 0.0
+    # what the largest P becomes before it is rounded to 8 bits beside that, scaled in the exponent
+    probability_top: float = 0.0
 
     @property
     def label(self) -> str:
         """The rounding in messages."""
-        return "the kernel's own rounding of Q and K"
+        return f"the kernel's own rounding of Q{', K and V' if self.value_top else ' and K'}"
 
     @property
     def breaks(self) -> frozenset[Premise]:
         """The premises of oracles that do not hold."""
-        return frozenset() if self.products == "none" else _BROKEN
+        if self.products == "none":
+            return frozenset()
+        return _BROKEN | {Premise.LINEAR_IN_VALUES} if self.value_top else _BROKEN
 
 
 # A score depends on all that shares a factor, or the mean, with its query or key, seen or not.

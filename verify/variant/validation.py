@@ -260,6 +260,8 @@ RULES: dict[str, dict[str, Check]] = {
         "floor": number(0, LARGEST_FLOOR),
         "query_scaled": flag,
         "centred": one_of("none", "input", "float32"),
+        "value_top": number(0, LARGEST_SCALE),
+        "probability_top": number(0, LARGEST_SCALE),
     },
     "gradients.products": {
         "operands": _kept,
