@@ -36,10 +36,15 @@ class Adapter:
     heads, head_dim).  support: what the package documents for it.  call(function, args, q, k, v)
     returns O, or O and LSE; q, k and v are those of args in the layout.
 
-    layouts: of a function that takes several, the keywords of a call by layout.  lse: of the second
-    result, as `Contract.lse`; None where there is none.  numerics(capability): the arithmetic that
-    the package documents for a GPU of that compute capability, or for a CPU (None); a text says why
-    it is not judged there.  Without it a function is judged by the weakest honest arithmetic.
+    layouts: of a function that takes several, the keywords of a call by layout.
+
+    lse: the parameter that asks for the LSE as a second result, and what that is, as
+    `Contract.lse`.  A function without that parameter gives none; neither does any if lse is None.
+
+    numerics(capability): the arithmetic that the package documents for a GPU of that compute
+    capability, or for a CPU (None); a text says why it is not judged there.  Without it a function
+    is judged by the weakest honest arithmetic.
+
     no_gradients: why gradients are not judged; "" if they are.
     """
 
@@ -47,7 +52,7 @@ class Adapter:
     support: Support
     call: Callable[[Callable[..., Any], AttentionArgs, Tensor, Tensor, Tensor], Any]
     layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    lse: str | None = None
+    lse: tuple[str, str] | None = None
     numerics: Callable[[tuple[int, int] | None], Numerics | str] | None = None
     no_gradients: str = ""
 

@@ -2,7 +2,8 @@
 
 Tensors are (batch, heads, seqlen, head_dim) for `tensor_layout="HND"` and (batch, seqlen, heads,
 head_dim) for "NHD".  K and V can have fewer heads than Q.  `is_causal` is documented for as many
-queries as keys.  With `return_lse` the natural LSE is returned, (batch, heads, seqlen_q).
+queries as keys.  With `return_lse`, which version 1 of the package lacks, the natural LSE is
+returned, (batch, heads, seqlen_q).
 
 Q and K become 8-bit integers inside, by factors of a block, a warp or a thread, after the mean of
 the keys was subtracted from K.  Which of these depends on the GPU and is not promised, so that the
@@ -39,14 +40,13 @@ _NONE = "sageattn has no kernel for this compute capability"
 
 
 def call(function: Callable[..., Any], args: AttentionArgs, q: Tensor, k: Tensor, v: Tensor) -> Any:
-    """O and LSE of one call."""
+    """O of one call, and LSE if `function` was made to return it."""
     return function(
         q,
         k,
         v,
         is_causal=isinstance(args.mask, Causal),
         sm_scale=args.softmax_scale,
-        return_lse=True,
     )
 
 
@@ -98,7 +98,7 @@ ADAPTER = Adapter(
     ),
     call=call,
     layouts={"bhsd": {"tensor_layout": "HND"}, "bshd": {"tensor_layout": "NHD"}},
-    lse="natural",
+    lse=("return_lse", "natural"),
     numerics=numerics,
     no_gradients="SageAttention is for inference: its rounding to integers has no gradient",
 )

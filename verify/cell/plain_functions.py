@@ -293,7 +293,10 @@ def _like(
     layout = settings.get("LAYOUT", adapter.layout)
     if layout not in (adapter.layout, *adapter.layouts):
         raise DeclarationError(f"LAYOUT: that of {settings['LIKE']} is {adapter.layout}")
-    function = partial(function, **adapter.layouts.get(layout, {}))
+    asked, lse = adapter.lse or ("", None)
+    named = asked in inspect.signature(function).parameters
+    more = {asked: True} if named else {}
+    function = partial(function, **adapter.layouts.get(layout, {}), **more)
     legal = adapter.support.masks
     for word in settings.get("MASKS", ()):
         if word not in legal:
@@ -312,7 +315,7 @@ def _like(
         q, k, v = inputs
         return adapter.call(function, args, q, k, v)
 
-    return _made(name, call, layout, support, adapter.lse), call, layout
+    return _made(name, call, layout, support, lse if named else None), call, layout
 
 
 def _made(name: str, call: Call, layout: str, support: Support, lse: str | None) -> Variant:
