@@ -66,6 +66,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "docs/applicability.md",
             "docs/adding-an-oracle.md",
             "docs/tolerance.md",
+            "docs/tolerance-quantised.md",
             "docs/tolerance-backward.md",
             "docs/arithmetic.md",
             "docs/statistics.md",

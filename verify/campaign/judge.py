@@ -150,7 +150,7 @@ class Judge:
             if len(rulings) < 2:  # execution failed, so memory was not checked
                 return rulings
         for oracle in of_group(target.group):
-            if oracle.excludes(target.declaration) is None:
+            if oracle.excludes_variant(target.declaration) is None:
                 rulings.append((oracle.name, oracle.rule(trial)))
         return rulings
 
@@ -162,7 +162,7 @@ class Judge:
         names = [
             oracle.name
             for oracle in of_group(target.group)
-            if oracle.excludes(target.declaration) is None
+            if oracle.excludes_variant(target.declaration) is None
         ]
         verdicts = [self.remembered.verdict_of(case.id, name) for name in names]
         standing = [

@@ -103,7 +103,7 @@ def excludes_variant(declaration: Declaration, oracle: Oracle) -> str | None:
     """Why an oracle judges no case of a variant, or None: what it declares, or a feature without
     which it supports no problem."""
     plainest = probe_problem(declaration, declaration.support.dtypes[0], seqlen_q=1, seqlen_kv=1)
-    return oracle.excludes(declaration) or broken(oracle.needs, plainest)
+    return oracle.excludes_variant(declaration) or broken(oracle.needs, plainest)
 
 
 def excludes_group(declaration: Declaration, group: str) -> str | None:

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from verify.cell import plain_gradients
 from verify.cell.breach import Breach
 from verify.cell.layout_twins import LAYOUTS, twin
 from verify.cell.plain_callables import as_function, is_callable
+from verify.cell.signatures import as_documented
 from verify.variant import (
     AttentionArgs,
     Contract,
@@ -100,7 +102,8 @@ def variants(
     if "LIKE" in settings:
         own, call, layout = _like(function, path.stem, settings)
         own = replace(own, numerics=numerics)
-        return (own, *((plain_gradients.variant(own, call, layout),) if gradients else ())), ()
+        own_gradients = plain_gradients.variant(own, call, layout) if gradients else None
+        return as_documented(adapter_named(settings["LIKE"]), own, own_gradients), ()
     variants_by_layout = {
         each: replace(_variant(function, path.stem, settings, each), numerics=numerics)
         for each in LAYOUTS
@@ -289,8 +292,13 @@ def _like(
     """The function as a variant with the signature that LIKE names, its call, and its layout.
     Raises DeclarationError for a setting that the signature does not have."""
     adapter = adapter_named(settings["LIKE"])
-    if settings.get("LAYOUT", adapter.layout) != adapter.layout:
+    layout = settings.get("LAYOUT", adapter.layout)
+    if layout not in (adapter.layout, *adapter.layouts):
         raise DeclarationError(f"LAYOUT: that of {settings['LIKE']} is {adapter.layout}")
+    asked, lse = adapter.lse or ("", None)
+    named = asked in inspect.signature(function).parameters
+    more = {asked: True} if named else {}
+    function = partial(function, **adapter.layouts.get(layout, {}), **more)
     legal = adapter.support.masks
     for word in settings.get("MASKS", ()):
         if word not in legal:
@@ -309,7 +317,7 @@ def _like(
         q, k, v = inputs
         return adapter.call(function, args, q, k, v)
 
-    return _made(name, call, adapter.layout, support, None), call, adapter.layout
+    return _made(name, call, layout, support, lse if named else None), call, layout
 
 
 def _made(name: str, call: Call, layout: str, support: Support, lse: str | None) -> Variant:

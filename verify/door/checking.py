@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from references.masks import mask_words
-from verify.adapters import signature
+from verify.adapters import adapter_named, signature
 from verify.campaign.runner import CLEAN, FAILED, RunnerError, RunRequest, evidence_of, execute
 from verify.cell.layout_twins import LAYOUTS
 from verify.door.stand_in import stand_in
@@ -84,7 +84,7 @@ class Choices:
                 rule(getattr(self, name))
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
-        if self.like is not None and self.layout is not None:
+        if self.like is not None and self.layout not in (None, *adapter_named(self.like).layouts):
             raise ValueError(f"layout: like={self.like!r} says it")
         if self.examples is not None and (
             isinstance(self.examples, bool) or not isinstance(self.examples, int)

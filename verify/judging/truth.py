@@ -19,6 +19,7 @@ from verify.machine import turns
 from verify.problem import Problem
 from verify.tolerance import forward as tolerance
 from verify.tolerance.forward import ForwardArithmetic
+from verify.tolerance.integers import Steps
 from verify.tolerance.intervals import Interval
 from verify.tolerance.maxima import shared_excess
 from verify.tolerance.scaled_output import stored
@@ -110,6 +111,8 @@ def _compute_truth(
     with clock.timed("generate"):
         q, k, v = (tensor.to(device) for tensor in inputs)
     above = shared_excess(p, q, k, arithmetics[0], rows)
+    integers = arithmetics[0].integers
+    steps = None if integers is None else Steps.of(p, q, k, integers, rows)
     blocks = row_blocks(
         q,
         k,
@@ -127,7 +130,7 @@ def _compute_truth(
         made["lse"][block.index] = block.lse.cpu()
         with clock.timed("bound"):
             ahead = None if above is None else above[block.index]
-            bounds = tolerance.bound(block, arithmetics[0], p, ahead)
+            bounds = tolerance.bound(block, arithmetics[0], p, ahead, steps)
             made["out_bound"][block.index], made["lse_bound"][block.index] = (
                 bounds.out.cpu(),
                 bounds.lse.cpu(),

@@ -30,7 +30,7 @@ from verify.machine.outside_file import OutsideFileError
 from verify.problem import Problem
 from verify.problem.distributions import DISTRIBUTIONS
 from verify.problem.known_answers import gather_possible
-from verify.problem.premises import broken
+from verify.problem.premises import broken, broken_by
 from verify.variant import ENTRIES, Declaration, Support
 
 
@@ -116,8 +116,9 @@ class Oracle:
     1. excludes: returns the reason why it judges no case of a variant, from the declaration, or
        None.  Nothing is recorded.
     2. needs: the premises of its derivation.  A problem with a feature that breaks one of them is
-       recorded as inapplicable, with the reason.  None: the oracle names no premises, and judges
-       no problem that has a feature.
+       recorded as inapplicable, with the reason.  It judges no case of a variant whose arithmetic
+       breaks one (`Quantised.breaks`).  None: the oracle names no premises, and judges no problem
+       that has a feature.
     3. concerns: whether the values of a case can show a fault.  It may compute inputs and truth.
        A case that cannot show one is recorded as inapplicable, without a reason.
     """
@@ -130,6 +131,12 @@ class Oracle:
     needs: frozenset[Premise] | None = None
     concerns: Callable[[Trial], bool] = lambda trial: True
     rank: int = 50
+
+    def excludes_variant(self, declaration: Declaration) -> str | None:
+        """Return the reason why it judges no case of a variant: `excludes`, or a premise that the
+        declared arithmetic breaks; or None."""
+        own = self.excludes(declaration)
+        return own or broken_by(self.needs, declaration.numerics.quantised)
 
     def rule(self, trial: Trial) -> Ruling:
         """Return the ruling on a case of a variant that the oracle does not exclude."""

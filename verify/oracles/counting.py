@@ -112,7 +112,8 @@ def _bounds(trial: Trial, want: Tensor, logs: Tensor) -> tuple[Tensor, Tensor, T
     p, numerics = trial.problem, trial.declaration.numerics
     a = resolve(numerics, trial.config, p, trial.arch)
     names = {numerics.softmax.exp, numerics.softmax.rescale_exp or numerics.softmax.exp}
-    apart = not (a.normalised or a.by_lse or a.excess)  # P is exp(0)
+    # P is exp(0), times a power of two
+    apart = not (a.normalised or a.by_lse or a.excess or a.columns)
     measured = (
         apart and not a.merged and all(trial.arch in EXP[name].exact_at_integers for name in names)
     )

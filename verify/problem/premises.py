@@ -18,13 +18,17 @@ Needs = frozenset[Premise] | None
 
 def broken(needs: Needs, problem: Problem) -> str | None:
     """Why an oracle with these needs is not asked about a problem, or None."""
-    found = _breaking(needs, problem)
-    if not found:
+    reasons = (broken_by(needs, feature) for feature in _breaking(needs, problem))
+    return next(reasons, None)
+
+
+def broken_by(needs: Needs, feature: Feature) -> str | None:
+    """Why an oracle with these needs is not asked beside one feature, or None."""
+    if not feature.breaks or (needs is not None and not needs & feature.breaks):
         return None
     if needs is None:
-        return f"names no premises, and {found[0].label} is a feature"
-    premises = " and ".join(sorted(needs & found[0].breaks))
-    return f"needs {premises}, which {found[0].label} breaks"
+        return f"names no premises, and {feature.label} is a feature"
+    return f"needs {' and '.join(sorted(needs & feature.breaks))}, which {feature.label} breaks"
 
 
 def without_broken(needs: Needs, problem: Problem, support: Support) -> Problem:

@@ -89,6 +89,8 @@ def underived(a: ForwardArithmetic) -> str | None:
         return f"row_sum: {a.row_sum}: P's roundings are in LSE, and in O twice"
     if not a.exponential.uniform or not a.rescale.uniform:
         return "exp: errors that grow with the argument"
+    if a.integers is not None:
+        return "quantised: what Q and K lose has a sign in all scores of a row or key"
     if a.leads:
         return "maximum: how large P is when it is rounded is not known"
     if a.conversion is not None and a.conversion.roundoff:

@@ -48,6 +48,31 @@ class Conversion:
 
 
 @dataclass(frozen=True)
+class Integers:
+    """Q and K rounded to 8-bit integers by factors of tiles of rows (0: of all rows).
+
+    query_floor, key_floor: what a factor may be larger by than the largest |x| / 127.  query_unit:
+    what multiplies Q before that, at least.  kept: of the mean of K that is subtracted; None: none
+    is.
+    """
+
+    query_tile: int
+    key_tile: int
+    query_floor: float
+    key_floor: float
+    query_unit: float
+    kept: DType | None
+
+
+@dataclass(frozen=True)
+class Columns:
+    """V rounded to 8 bits by a factor for each column, which takes its largest |V| to `top`."""
+
+    top: float
+    format: DType
+
+
+@dataclass(frozen=True)
 class ForwardArithmetic:
     """Declared numerics resolved for one problem on one arch: what the formulas read."""
 
@@ -94,6 +119,8 @@ class ForwardArithmetic:
     block_n: int = 0  # keys of one; 0: all
     tile: int = 0  # rows that share an order which depends on what they see; 0: not known
     key_parts: int = 0  # that the blocks are dealt out to, if keys are split; 0: not known
+    integers: Integers | None = None  # that Q and K are rounded to
+    columns: Columns | None = None  # of V, if that is rounded to 8 bits
 
     @property
     def ordered(self) -> bool:
@@ -112,6 +139,21 @@ class ForwardArithmetic:
             and self.row_sum == "unrounded"
             and not (self.by_lse or self.leads or (self.merged and not self.key_parts))
         )
+
+    @property
+    def sums_rounded(self) -> bool:
+        """Whether the row sum may be one of rounded P: roundings are errors of weights then."""
+        return self.row_sum != "unrounded"
+
+    @property
+    def rounds_apart(self) -> bool:
+        """Whether the row sum may be one of unrounded P: roundings are those of P V then."""
+        return self.row_sum in ("unrounded", "any")
+
+    @property
+    def sums_by_unit(self) -> bool:
+        """Whether the unit of P V may make the row sum."""
+        return self.row_sum in ("mma", "any")
 
     @property
     def between_blocks(self) -> int:

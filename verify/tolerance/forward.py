@@ -26,6 +26,7 @@ from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, re
 from verify.tolerance.averages import Values
 from verify.tolerance.forward_known import interval_of, known_sum, lattice
 from verify.tolerance.forward_sums import Sums, before_output
+from verify.tolerance.integers import TINY_ROW, Steps
 from verify.tolerance.intervals import Interval
 from verify.tolerance.resolution import BEST, resolve
 from verify.tolerance.scaled_output import out_bound
@@ -67,12 +68,18 @@ def bound(
     arithmetic: ForwardArithmetic,
     problem: Problem,
     above: Tensor | None = None,
+    steps: Steps | None = None,
 ) -> ForwardBound:
     """The bounds of every output element of a block of whole rows.
 
     above: how far the maximum that rows share may lie above each one's own, (heads, rows), as
-    `maxima.shared_excess` gives it.  Raises ValueError where rows share one and it is missing.
+    `maxima.shared_excess` gives it.  steps: of the integers that Q and K are rounded to.  Raises
+    ValueError where rows share a maximum, or Q and K become integers, and that is missing.
     """
+    if arithmetic.integers is not None and steps is None:
+        raise ValueError(
+            "Q and K become integers: the bound is one of other rows and keys, which are not given"
+        )
     if arithmetic.maximum_rows != 1 and above is None:
         raise ValueError(
             "rows share a maximum: the bound is one of other rows, which are not given"
@@ -80,7 +87,7 @@ def bound(
     full, room = bool(block.visible.all()), room_on(block.scores.device)
     values = Values.of(block, full)
     if block.scores.numel() <= _PART or block.scores.is_cuda:
-        return _bound(block, values, arithmetic, problem, full, room, above)
+        return _bound(block, values, arithmetic, problem, full, room, (above, steps))
     found = ForwardBound(torch.empty_like(block.out), torch.empty_like(block.lse))
     if arithmetic.ordered:
         span = Interval(torch.empty_like(block.out), torch.empty_like(block.out))
@@ -88,7 +95,8 @@ def bound(
     for heads, rows, keys in _parts(block, full, arithmetic.block_n if arithmetic.knows_p else 1):
         part = _cut(block, heads, rows, keys)
         ahead = None if above is None else above[heads, rows]
-        made = _bound(part, values.cut(heads, keys), arithmetic, problem, full, room, ahead)
+        of_others = ahead, steps
+        made = _bound(part, values.cut(heads, keys), arithmetic, problem, full, room, of_others)
         found.out[heads, rows], found.lse[heads, rows] = made.out, made.lse
         if found.interval is not None and made.interval is not None:
             found.interval.middle[heads, rows] = made.interval.middle
@@ -149,10 +157,11 @@ def _bound(
     problem: Problem,
     full: bool,
     room: Room,
-    above: Tensor | None,
+    of_others: tuple[Tensor | None, Steps | None],
 ) -> ForwardBound:
+    """of_others: `above` and `steps` of `bound`."""
     size = block.out.abs()
-    w = weights_of(block, a, problem, full, room, above)
+    w = weights_of(block, a, problem, full, room, *of_others)
     # Reads what the next lines overwrite.
     known = known_sum(block, values, a, problem, w, room) if a.knows_p else None
     # Computed weights are a convex combination too: no weighted sum leaves the range, or the
@@ -167,8 +176,8 @@ def _bound(
     lost = _lost(block, a, w, values, full)
     if a.leads and a.normalised:  # what is flushed before the division
         lost = lost + (2 * TINY + a.vanishing) * w.growth * w.lead * w.keys * values.most
-    apart = a.row_sum == "unrounded"  # else the roundings of P are those of the weights
-    probability = a.probability_roundoff * apart
+    # else the roundings of P are those of the weights alone
+    probability = a.probability_roundoff * a.rounds_apart
     sums = Sums(jacobian, carried, probability, lost, lost, size)
     pre, exact, rounding = before_output(block, values, a, problem, w, sums)
     row_sum = -torch.expm1(-w.normaliser)
@@ -178,11 +187,19 @@ def _bound(
     lse = _lse_bound(block, a, w)[..., 0]
     unseen = _unseen_overflows(block, a, problem)
     beyond = _overflows(block, a, problem) | unseen
+    unlogged = beyond
+    if w.integers is not None:
+        beyond = beyond | w.integers.beyond
+        unlogged = beyond | w.integers.lse_beyond
     reached = (
         carried * (1 + rounding) * a.probability_scale / (1 - row_sum)
         if a.normalised
         else values.most
     )
+    if a.columns is not None:
+        reached = torch.full_like(reached, a.columns.top)
+        tiny = (block.value_sizes.most > 0) & (block.value_sizes.most < TINY_ROW)
+        out = out.masked_fill(tiny, torch.inf)
     if a.conversion is not None:
         reached = reached * (1 + a.conversion.roundoff)
         # A key that no row sees adds 0 times infinity.
@@ -194,7 +211,7 @@ def _bound(
         lse.masked_fill(unsummed[..., 0], torch.inf),
     )
     settled = w.empty & ~unseen  # but where NaN may come of a masked score
-    lse = lse.masked_fill(beyond[..., 0], torch.inf).masked_fill(settled[..., 0], 0.0)
+    lse = lse.masked_fill(unlogged[..., 0], torch.inf).masked_fill(settled[..., 0], 0.0)
     out = out.masked_fill(settled, 0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf)
     if not a.ordered:
         return ForwardBound(out, lse)
@@ -235,9 +252,9 @@ def _spoiled(a: ForwardArithmetic, w: Weights, problem: Problem) -> tuple[Tensor
     unsummed = own | (w.keys * w.reach >= 1 / TINY)
     bounded = a.saturates or (a.normalised and not a.by_lse)
     rounded = own if bounded else own | (w.reach >= a.probability.overflow)
-    if a.row_sum != "unrounded":
+    if a.sums_rounded:
         unsummed = unsummed | rounded
-    if a.row_sum == "mma":
+    if a.sums_by_unit:
         unsummed = unsummed | _exceeds(torch.ones_like(w.keys), a, w, problem)
     return rounded, unsummed
 
@@ -328,7 +345,7 @@ def _lse_bound(block: RowBlock, a: ForwardArithmetic, w: Weights) -> Tensor:
         + a.offset
     )
     log_sum = log_sum + w.ahead
-    lse = block.lse.abs().nan_to_num(posinf=0.0)[..., None] + w.largest
+    lse = block.lse.abs().nan_to_num(posinf=0.0)[..., None] + w.largest + 2 * w.shift
     moved = torch.maximum(torch.log1p(w.moved), -torch.log(w.total))
     # No log-sum-exp moves by more than its largest score does.
     moved = torch.where(w.largest > DIRECT, w.largest, torch.minimum(moved, w.largest))
@@ -337,5 +354,7 @@ def _lse_bound(block: RowBlock, a: ForwardArithmetic, w: Weights) -> Tensor:
         + w.drift
         + (2 * TINY + max(TINY, a.vanishing)) * w.keys * (w.share if a.vanishing else 1.0)
     )
+    if w.integers is not None:
+        moved = moved + w.integers.shift_error
     maxima = (4 + a.scale_roundings) * (w.top + a.lag + w.ahead)
     return moved + U * (maxima + 4 * lse + 2 * log_sum) + LOG_ERROR * (1 + log_sum)

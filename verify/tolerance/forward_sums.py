@@ -12,7 +12,7 @@ from torch import Tensor
 
 from references.row_blocks import RowBlock
 from verify.problem import Problem
-from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, relative
+from verify.tolerance.arithmetic import TINY, Columns, ForwardArithmetic, U, relative
 from verify.tolerance.averages import Values
 from verify.tolerance.partial_sums import saved
 from verify.tolerance.subnormals import Lost
@@ -52,11 +52,20 @@ def before_output(
         least = block.value_sizes.least < a.conversion.normal
         share = 1 + rounding + w.keys * w.share * loss_of(a)
         lost = lost + a.conversion.lost * share * least
+    factor: Tensor | float = 1.0
+    if a.columns is not None:
+        factor = column_factors(block, a.columns)
+        rounding = (1 + rounding) * (1 + _column_roundoff(a.columns)) - 1
+        share = 1 + rounding + w.keys * w.share * loss_of(a)
+        least = block.value_sizes.least < 2.0**a.columns.format.emin * factor
+        half = a.columns.format.smallest_subnormal / 2
+        lost = lost * (1 + _column_roundoff(a.columns)) + half * factor * share * least
     if a.weighted.threshold:
         alone = w.keys * w.share * loss_of(a)
-        small = block.value_sizes.least < a.weighted.threshold
-        of_p = Lost(sums.small, alone)
-        lost = lost + (1 + fp32) * a.weighted.loss(w.keys, 1.0, carried, of_p, small)
+        small = block.value_sizes.least < a.weighted.threshold * factor
+        of_p = Lost(sums.small / factor, alone)
+        cut = a.weighted.loss(w.keys, 1.0, carried / factor, of_p, small)
+        lost = lost + (1 + fp32) * factor * cut
     rounding, lost = _of_parts(a, rounding, lost, carried, values.most / (1 - row_sum))
     lost = lost - saved(of_sums, carried, size + sums.moved)
     pre = (sums.moved + rounding * carried + lost + row_sum * size) / (1 - row_sum)
@@ -74,6 +83,18 @@ def before_output(
     return pre, exact, rounding
 
 
+def column_factors(block: RowBlock, columns: Columns) -> Tensor:
+    """The factor of each column of V, the largest possible one; 1 where all V are 0, (heads, 1,
+    head_dim_v)."""
+    most = block.value_sizes.most
+    return torch.where(most == 0, 1.0, most / columns.top * (1 + relative(4, U)))
+
+
+def _column_roundoff(columns: Columns) -> float:
+    """Of V as it is rounded, of its quotient and its factor in fp32, and of the product with it."""
+    return (1 + columns.format.unit_roundoff) * (1 + relative(6, U)) - 1
+
+
 def _roundings(
     a: ForwardArithmetic, w: Weights, problem: Problem, probability: float
 ) -> tuple[Tensor, Tensor | float, float]:
@@ -87,7 +108,7 @@ def _roundings(
     others = relative(a.division * a.normalised + (a.blocks + 2) * a.merged, U)
     fp32 = (1 + between) * (1 + others) - 1
     rounding = (1 + probability) * (1 + of_sizes + of_sums) * (1 + fp32) - 1
-    if a.saturates and a.row_sum == "unrounded":
+    if a.saturates and a.rounds_apart:
         rounding = rounding + (1 - a.saturates / w.growth.sqrt()).clamp(min=0.0)
     # The parts of a merge may add up to all magnitudes.
     return rounding, 0.0 if a.merged else (1 + of_sums) * (1 + between) - 1, fp32

@@ -32,10 +32,12 @@ from verify.tolerance.arithmetic import (
     U,
     relative,
 )
+from verify.tolerance.integers import check_declared, columns_of, integers_of
 from verify.tolerance.subnormals import Operands, Weighted
 from verify.variant import Config, Maximum, Numerics, Output, Products, Softmax
 from verify.variant.numerics import leaves
 
+EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")
 _LARGEST_BIAS = 2.0**64  # far less than half a last place of fp32's largest number
 
 # Roundings of the product of a Q and a K that the scale has multiplied: of one and its factor; of
@@ -93,6 +95,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     operands = given if products.operands == "input" else products.operands
     probability = given if output.probability == "input" else output.probability
     _check(numerics, given, operands, probability)
+    check_declared(numerics, problem)
     if Premise.FACTORS_BY_ROW in problem.quantisation.breaks:
         said = f"no bound is derived for {problem.quantisation.label}"
         raise ValueError(f"problem.quantisation: {said}")
@@ -123,6 +126,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     values = accumulated(values, of_values, block_n, blocks + parts)
     wide = dtype_named(probability).itemsize > 1
     probability_scale = 1.0 if wide else output.probability_scale
+    probability_scale = numerics.quantised.probability_top or probability_scale
     return ForwardArithmetic(
         scores=scores,
         values=values,
@@ -130,7 +134,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         weighted=Weighted(
             values,
             dtype_named(multiplied),
-            dtype_named(multiplied if wide else given),
+            dtype_named(multiplied if wide or numerics.quantised.value_top else given),
             problem.seqlen_kv,
             multiplied=1 / largest["v"],
         ),
@@ -173,6 +177,15 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         block_n=block_n,
         tile=config.block_m or 0,
         key_parts=_key_parts(softmax.maximum.parts, config),
+        integers=integers_of(
+            numerics.quantised,
+            (
+                block_size(numerics.quantised.query_tile, config.block_m),
+                block_size(numerics.quantised.key_tile, config.block_n),
+            ),
+            problem,
+        ),
+        columns=columns_of(numerics.quantised, dtype_named(probability)),
     )
 
 
@@ -314,6 +327,8 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
     size = dtype_named(given).itemsize
     either = tuple(name for name, dtype in DTYPES.items() if size <= 2 and dtype.itemsize == size)
     _require("products.operands", operands, holding(given))
+    if numerics.quantised.value_top:
+        either = EIGHT_BITS
     _require("output.probability", probability, tuple(dict.fromkeys((*either, *holding(given)))))
     products, softmax, output = numerics.products, numerics.softmax, numerics.output
     alone = _other_half(given, probability) and output.values == "input"
@@ -323,7 +338,7 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
     )
     into = products.score_accumulator or products.accumulator
     prescaled = ("none", "q", "sqrt") if dtype_named(operands).itemsize > 1 else ("none",)
-    sums = ("unrounded",) if output.normalised else ("unrounded", "rounded", "mma")
+    sums = ("unrounded",) if output.normalised else ("unrounded", "rounded", "mma", "any")
     _require("products.accumulator", products.accumulator, of_values)
     _require("products.score_accumulator", into, of_scores)
     _require("products.prescale", products.prescale, prescaled)

@@ -14,6 +14,7 @@ from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.unit import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, farthest, relative
+from verify.tolerance.integers import ScoreErrors, Steps, score_errors
 from verify.tolerance.partial_sums import of_product, smaller_in_order
 from verify.tolerance.score_mods import factor_error, mod_errors, narrow_roundings, size_of
 from verify.tolerance.scratch import Room
@@ -22,6 +23,7 @@ from verify.tolerance.subnormals import scores_loss
 Memory = tuple[Tensor, Tensor]  # of two tensors like the scores
 
 _ADDITION = -math.log1p(-U)
+_INTO_FP32 = 2  # roundings of a sum in int32, rounded or cut to fp32
 _UNSEEN = 2.0**-80  # 2^-53 of what the best exponential errs by, and less
 # exp of more is no number to work with: where a score may be off by that much, only convexity
 # bounds O
@@ -59,6 +61,13 @@ class Weights:
     error: Tensor  # E: the largest error of a score of the row
     # bound on |ln(computed / exact product of the rescales behind a block)|, E included
     rescaled: Tensor
+    integers: ScoreErrors | None  # where Q and K are rounded to integers
+
+    @property
+    def shift(self) -> Tensor | float:
+        """Bound on what each score of the row is smaller by in size or larger than the exact one,
+        because a mean was subtracted from K."""
+        return 0.0 if self.integers is None else self.integers.shift
 
 
 def weights_of(
@@ -68,8 +77,9 @@ def weights_of(
     full: bool,
     room: Room,
     above: Tensor | None = None,
+    steps: Steps | None = None,
 ) -> Weights:
-    """full: every row sees every key.  above: as in `forward.bound`.
+    """full: every row sees every key.  above, steps: as in `forward.bound`.
 
     What was made in this room before is lost.
     """
@@ -82,7 +92,12 @@ def weights_of(
         else block.visible.count_nonzero(-1).to(torch.float64)[..., None]
     )
     empty = (block.row_max == -torch.inf)[..., None]
-    delta, error, rescaled = _exponents(block, a, problem, peak, full, memory, above)
+    integers = None
+    if a.integers is not None and steps is not None:
+        integers = score_errors(block, a.integers, a.scores, problem, steps)
+        peak = peak + integers.shift
+    errors_of_scores = _score_errors(block, a, problem, full, memory, integers)
+    delta, error, rescaled = _exponents(block, a, errors_of_scores, peak, problem, above)
     largest = largest_of(delta)
     worst = float(largest.max()) if largest.numel() else 0.0
     hopeless = (largest >= LARGE) & ~empty
@@ -134,6 +149,7 @@ def weights_of(
         empty=empty,
         error=error,
         rescaled=rescaled,
+        integers=integers,
     )
 
 
@@ -200,13 +216,25 @@ def flushed_score(unit: Unit, problem: Problem, behind: float) -> float:
 
 
 def _score_errors(
-    block: RowBlock, a: ForwardArithmetic, problem: Problem, full: bool, memory: Memory
+    block: RowBlock,
+    a: ForwardArithmetic,
+    problem: Problem,
+    full: bool,
+    memory: Memory,
+    integers: ScoreErrors | None = None,
 ) -> tuple[Tensor, Tensor]:
     """How far each score may stray, and its size, before the row maximum is subtracted; 0 where
     masked."""
     mod, (first, second) = mod_errors(problem, a), memory
     size = size_of(block.scaled, second)
     rounding = factor_error(problem, a)
+    if integers is not None:
+        rounding = (1 + rounding) * (1 + relative(_INTO_FP32, U)) - 1
+        size.add_(integers.shift)
+        error = torch.mul(integers.error, 1 + rounding, out=first).add_(size, alpha=rounding)
+        if mod:
+            error, size = mod.errors(block, size, error)
+        return error.mul_(block.visible), size.mul_(block.visible)
     by_size, by_score = of_product(a.scores, problem.head_dim, a.operand_roundings)
     error = torch.mul(block.magnitude, by_size, out=first).add_(size, alpha=by_score)
     if a.in_order:
@@ -240,10 +268,9 @@ def _score_errors(
 def _exponents(
     block: RowBlock,
     a: ForwardArithmetic,
-    problem: Problem,
+    scores: tuple[Tensor, Tensor],
     peak: Tensor,
-    full: bool,
-    memory: Memory,
+    problem: Problem,
     above: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """delta: how far the exponent of each p~ may stray, in natural units, rescales and the
@@ -251,9 +278,10 @@ def _exponents(
 
     The row maximum enters as computed, the same in every place, so that only the rounding of the
     subtraction feels it; the roundings of the rescales telescope to that of one subtraction.
-    Masked pairs have no more than any other of the row.
+    Masked pairs have no more than any other of the row.  scores: as `_score_errors` gives them,
+    which are lost.
     """
-    error, size = _score_errors(block, a, problem, full, memory)
+    error, size = scores
     most = largest_of(error)
     top = most + peak
     rescaled = _rescaled(a, most, top, largest_of(size) if a.knows_p else top)
@@ -261,7 +289,7 @@ def _exponents(
     # |m|.
     rounding, ahead = relative(3, U), _ahead(a, above, top)
     common = rounding * (top + a.offset + ahead) + (a.exps + a.slope * a.lag)
-    if a.row_sum != "unrounded":
+    if a.sums_rounded:
         # What is divided by was rounded like P: a rounding is an error of the weight.
         common = common - math.log1p(-a.probability_roundoff)
         if a.saturates:
@@ -303,18 +331,26 @@ def _rescaled(a: ForwardArithmetic, error: Tensor, top: Tensor, size: Tensor) ->
 def _row_sum_drift(a: ForwardArithmetic, keys: Tensor, share: Tensor, problem: Problem) -> Tensor:
     """-ln(1 - ls): additions on the longest way of a key into the sum, (1 - u)^n, and a product per
     rescale."""
-    if a.row_sum == "mma":
+    drift = torch.zeros_like(keys)
+    if a.sums_by_unit:
         u = _ADDITION if a.narrow is None else -math.log1p(-a.narrow.unit_roundoff)
         chain = -torch.log1p(-a.values.kappas(keys, problem.seqlen_kv).clamp(max=1.0))
         lost = keys * loss_of(a) * (1 + a.weighted.share) + accumulator_loss(a, problem)
-        return chain + 2 * a.blocks * u - torch.log1p(-(lost * share).clamp(max=1.0))
+        drift = chain + 2 * a.blocks * u - torch.log1p(-(lost * share).clamp(max=1.0))
+    if a.row_sum == "mma":
+        return drift
+    return torch.maximum(drift, _chain_drift(a, keys, share))
+
+
+def _chain_drift(a: ForwardArithmetic, keys: Tensor, share: Tensor) -> Tensor:
+    """The same of sums in fp32."""
     way = keys
     if a.chain:
         way = keys.clamp(max=(a.blocks if a.running else 1) * a.chain) + (
             a.joins + (0 if a.running else a.blocks)
         )
     drift = (torch.minimum(way, keys) + a.blocks) * _ADDITION
-    if a.row_sum == "rounded":
+    if a.sums_rounded:
         drift = drift - torch.log1p(-(keys * loss_of(a) * share).clamp(max=1.0))
     return drift
 

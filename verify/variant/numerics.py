@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
+from references.premises import Premise
 from verify.variant.validation import Declared
 
 _Kind = TypeVar("_Kind")
@@ -87,8 +88,8 @@ class Maximum(Declared, path="numerics.softmax.maximum"):
 class RowSum(Declared, path="numerics.softmax.row_sum"):
     """How P is added up along a row."""
 
-    # what is added up in fp32: P "unrounded"; P "rounded" for the product; or rounded P by "mma",
-    # like P V
+    # what is added up in fp32: P "unrounded"; P "rounded" for the product; rounded P by "mma", like
+    # P V; or "any" of these
     of: str = "unrounded"
     # chains that the keys of a block are dealt out to evenly (4 in FlashAttention-2: threads that
     # share a row)
@@ -160,6 +161,56 @@ class Order(Declared, path="numerics.order"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Quantised(Declared, path="numerics.quantised"):
+    """Q and K that the kernel rounds to integers, with factors that it computes itself."""
+
+    # what Q and K are multiplied as: "none", as `products` says; or "int8", integers round(x /
+    # factor) with factor = max |x| / 127 over some rows and all of head_dim, to nearest (ties
+    # anyhow), whose products are added up in int32 and multiplied by both factors in fp32
+    products: str = "none"
+    # rows of a query head, in tiles from the first, among which those that share a factor are: all
+    # of a tile, or fewer in any pattern (None: the config's block_m; 0: all rows)
+    query_tile: int | None = 0
+    # the same of keys of a key head (None: the config's block_n)
+    key_tile: int | None = 0
+    # what a factor can be larger by than max |x| / 127, so that it is not 0 (1e-7 in SageAttention)
+    floor: float = 0.0
+    # whether softmax_scale, with log2 e or without, multiplies Q in fp32 before that
+    query_scaled: bool = False
+    # "none"; or the dtype, "input" or "float32", to which the mean of a head's keys, K minus that
+    # mean, and the product of Q and the mean that LSE gets back are rounded
+    centred: str = "none"
+    # what the largest |V| of a column, over all keys of a head, becomes when V is rounded to the
+    # 8-bit dtype of P by a factor for each column (448 for all of e4m3); 0: V is not quantised
+    value_top: float = 0.0
+    # what the largest P becomes before it is rounded to 8 bits beside that, scaled in the exponent
+    probability_top: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """The rounding in messages."""
+        return f"the kernel's own rounding of Q{', K and V' if self.value_top else ' and K'}"
+
+    @property
+    def breaks(self) -> frozenset[Premise]:
+        """The premises of oracles that do not hold."""
+        if self.products == "none":
+            return frozenset()
+        return _BROKEN | {Premise.LINEAR_IN_VALUES} if self.value_top else _BROKEN
+
+
+# A score depends on all that shares a factor, or the mean, with its query or key, seen or not.
+_BROKEN = frozenset(
+    {
+        Premise.LINEAR_SCORES,
+        Premise.POSITION_FREE_SCORES,
+        Premise.SCALE_HOMOGENEOUS,
+        Premise.HIDDEN_HAS_NO_EFFECT,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Numerics(Declared, path="numerics"):
     """How a forward computes O and LSE."""
 
@@ -167,6 +218,7 @@ class Numerics(Declared, path="numerics"):
     softmax: Softmax = field(default_factory=Softmax)
     output: Output = field(default_factory=Output)
     order: Order = field(default_factory=Order)
+    quantised: Quantised = field(default_factory=Quantised)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,6 +59,7 @@ MOST_ROUNDINGS = 16
 MOST_PRODUCTS = 1 << 16  # 128 products between promotions are the most in use
 MOST_LANES = 1 << 10  # threads of a block; 4 share a row in FlashAttention-2
 MOST_LAG = 126.0  # log2 units: fp32's range; FlashAttention-4 lets 8 pass
+LARGEST_FLOOR = 2.0**-10  # of a factor; 1e-7 is in use
 LARGEST_SCALE = 2.0**16  # of P: no 8-bit format holds more; FlashAttention-3 takes 2^8
 MOST_WARPS = 32  # 1024 threads
 MOST_STAGES = 64
@@ -237,7 +238,7 @@ RULES: dict[str, dict[str, Check]] = {
         "parts": whole(0, MOST_BLOCK, optional=True),
     },
     "numerics.softmax.row_sum": {
-        "of": one_of("unrounded", "rounded", "mma"),
+        "of": one_of("unrounded", "rounded", "mma", "any"),
         "lanes": whole(1, MOST_LANES),
         "apart": flag,
     },
@@ -252,6 +253,16 @@ RULES: dict[str, dict[str, Check]] = {
         "roundings": _roundings,
     },
     "numerics.order": {"head_dim": one_of("any", "ascending")},
+    "numerics.quantised": {
+        "products": one_of("none", "int8"),
+        "query_tile": _block,
+        "key_tile": _block,
+        "floor": number(0, LARGEST_FLOOR),
+        "query_scaled": flag,
+        "centred": one_of("none", "input", "float32"),
+        "value_top": number(0, LARGEST_SCALE),
+        "probability_top": number(0, LARGEST_SCALE),
+    },
     "gradients.products": {
         "operands": _kept,
         "float32_products": _products,

@@ -80,10 +80,24 @@ class Variant(Declared, path="variant"):
                 f"{self.name}: support.dtypes_out: no bound of gradients is derived for a saved O"
                 f" in {', '.join(eight)}"
             )
+        if self.numerics.quantised.products != "none":
+            self._check_quantised()
         self.support.check_rows()
         for declared in (self.numerics, self.gradients):
             if declared is not None:
                 self._check_instruction(f"{declared.path}.products", declared.products.instruction)
+
+    def _check_quantised(self) -> None:
+        """Raise DeclarationError for what no bound is derived for beside integers of Q and K."""
+        if self.backward is not None:
+            raise DeclarationError(
+                f"{self.name}: numerics.quantised: no bound of gradients is derived beside it"
+            )
+        if self.numerics.quantised.centred != "none" and self.support.score_mods:
+            raise DeclarationError(
+                f"{self.name}: numerics.quantised.centred: a score mod needs scores that keep the"
+                f" mean of K, and support.score_mods has {', '.join(self.support.score_mods)}"
+            )
 
     def _check_instruction(self, path: str, instruction: str) -> None:
         """Raise DeclarationError if an architecture inside the support lacks the instruction."""

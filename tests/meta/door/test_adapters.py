@@ -99,6 +99,35 @@ def single_prefill_with_kv_cache(q, k, v, scale_q=None, causal=False, kv_layout=
     seen = band(q, k, window_left, 0 if causal else -1)
     return attend(q, k, v, sm_scale, seen, logits_soft_cap)[0].transpose(0, 1)
 """,
+    "sageattn": """
+ALIGNED = False
+def integers(x, tile):
+    largest = torch.nn.functional.pad(x.abs().amax(-1), (0, -x.shape[2] % tile))
+    factor = largest.unflatten(2, (-1, tile)).amax(-1).repeat_interleave(tile, 2) / 127 + 1e-7
+    factor = factor[:, :, :x.shape[2], None]
+    return torch.round(x / factor).to(torch.int8).int(), factor
+
+
+def sageattn(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, return_lse=False,
+             **kwargs):
+    if tensor_layout == "NHD":
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    mean = k.mean(2, keepdim=True)
+    (q8, by_q), (k8, by_k) = integers(q.float(), 32), integers((k - mean).float(), 64)
+    scores = (q8 @ k8.mT).float() * (by_q * by_k.mT * (SCALE * sm_scale))
+    if is_causal:
+        scores = scores.masked_fill(~band(q, k, -1, 0), -math.inf)
+    top = scores.amax(-1, keepdim=True)
+    p = torch.exp(scores - top)
+    total = p.sum(-1, keepdim=True)
+    out = (p.half().float() @ v.half().float() / total).to(q.dtype)
+    back = (q @ mean.mT)[..., 0].float() * sm_scale if ADDED else 0.0
+    lse = (top + torch.log(total))[..., 0] + back
+    out = out.transpose(1, 2) if tensor_layout == "NHD" else out
+    return (out, lse) if return_lse else out
+""",
 }
 PLAIN = Problem(
     batch=2, heads_q=2, heads_kv=2, seqlen_q=9, seqlen_kv=9, head_dim=64, dtype="bfloat16"
@@ -117,9 +146,11 @@ ASKED = (
 
 
 @contextmanager
-def judged(name: str, scale: float, folder: Path) -> Iterator[tuple[Judge, list[Declaration]]]:
+def judged(
+    name: str, scale: float, folder: Path, more: str = ""
+) -> Iterator[tuple[Judge, list[Declaration]]]:
     file = folder / "double.py"
-    said = f"LIKE = {name!r}\nSCALE = {scale}\n"
+    said = f"LIKE = {name!r}\nSCALE = {scale}\nADDED = True\n{more}\n"
     file.write_text(said + BASE + DOUBLES[name], encoding="utf-8")
     found = roster([file])
     assert not found.failures, found.failures
@@ -163,11 +194,29 @@ def test_a_wrong_scale_is_convicted(name: str, tmp_path: Path) -> None:
         assert judge.layouts.tried == {}  # its layout is that of the signature: no other is tried
 
 
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_the_mean_of_keys_that_lse_does_not_get_back_is_convicted(
+    layout: str, tmp_path: Path
+) -> None:
+    """Both layouts of the signature are called; the right function passes in both."""
+    problem = PLAIN.but(heads_q=4, mask=Causal(), seqlen_q=70, seqlen_kv=70, dtype="float16")
+    for added, outcome in (("True", []), ("False", ["lse"])):
+        folder = tmp_path / added
+        folder.mkdir()
+        more = f"ADDED = {added}\nLAYOUT = {layout!r}"
+        with judged("sageattn", 1.0, folder, more) as (judge, (forward, *others)):
+            assert forward.contract.lse == "natural"
+            assert all("inference" in str(each.unavailable) for each in others)
+            target = Target(forward, forward.configs[0], "float16", "accuracy")
+            failed = [v.finding for v in judge.judge(target, problem) if v.outcome == "fail"]
+            assert [f.message.split()[0] for f in failed if f is not None] == outcome
+
+
 def test_what_a_signature_does_not_have_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     for text, words in (
         ("LIKE = 'flash'", "LIKE: 'flash' is none of flash_attn_func, "),
-        ("LIKE = 'sageattn'", "LIKE: 'sageattn' is not judged: SageAttention rounds Q and K to 8"),
+        ("LIKE = 'sageattn'\nLAYOUT = 'sbhd'", "LAYOUT: 'sbhd' is none of bhsd, bshd"),
         ("LIKE = 'flash_attn_func'\nLAYOUT = 'bhsd'", "LAYOUT: that of flash_attn_func is bshd"),
         ("LIKE = 'flash_attn_func'\nMASKS = ('dense',)", "MASKS: 'dense' is none of full, causal"),
     ):

@@ -185,7 +185,6 @@ def test_illegal_arguments_are_refused_before_a_campaign(tmp_path: Path) -> None
         ("masks", ["diagonal"], "masks: 'diagonal' is none of full, causal, "),
         ("grad", 1, "grad: 1 is neither True nor False"),
         ("like", "flash", "like: 'flash' is none of flash_attn_func, flex"),
-        ("like", "sageattn", "like: 'sageattn' is not judged: SageAttention rounds Q and K to 8-"),
         ("within", ["longer_q"], "within: ['longer_q'] is no mapping of min_seqlen, max_seqlen, "),
         ("within", {"lengths": 64}, "within: 'lengths' is none of min_seqlen, max_seqlen, "),
         ("within", {"scales": "all"}, "within: scales: 'all' is none of any, nonzero, positive"),
@@ -198,6 +197,7 @@ def test_illegal_arguments_are_refused_before_a_campaign(tmp_path: Path) -> None
             verify.check(_wrapped, **{field: value})
     with pytest.raises(ValueError, match="layout: like='flash_attn_func' says it"):
         verify.check(_wrapped, layout="bhsd", like="flash_attn_func")
+    assert Choices(layout="bshd", like="sageattn").settings["LAYOUT"] == "bshd"
     with pytest.raises(ValueError, match="write LAYOUT into the file"):
         verify.check(tmp_path / "k.py", layout="bshd")
     with pytest.raises(ValueError, match="write GRADIENTS into the file"):

@@ -29,6 +29,7 @@ from verify.variant import (
     Order,
     Output,
     Products,
+    Quantised,
     RowSum,
     ScoreGradient,
     Softmax,
@@ -49,6 +50,7 @@ WITNESS: dict[str, Any] = {
 }
 KINDS: tuple[type, ...] = (
     *(Config, Support, Contract, Numerics, Products, Softmax, Maximum, RowSum, Output, Order),
+    Quantised,
     *(GradientNumerics, GradientProducts, GradientSoftmax, ScoreGradient, GradientSums),
     Witness,
 )

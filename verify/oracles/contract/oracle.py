@@ -15,7 +15,8 @@ as the test for an empty row. `"out"` promises O alone: FlashAttention-2 gives s
 A kernel that supports only causal masks is judged under one: rows that see no key show nothing
 about the base of LSE, and a NaN in their query has no effect.
 
-If a problem breaks a premise of a property (`NEEDS` in its file), that property is not measured.
+If a problem, or the declared arithmetic, breaks a premise of a property (`NEEDS` in its file), that
+property is not measured.
 
 Backward: repetition, and gradients of empty rows: dQ of rows that see no key, and dK and dV of keys
 that no row sees, are 0. gradient_slice judges batch invariance of gradients.
@@ -45,7 +46,7 @@ from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.oracles.contract import empty_rows, heads, invariance, lse, softcap, special, visibility
 from verify.problem import Problem
-from verify.problem.premises import broken, without_broken
+from verify.problem.premises import broken, broken_by, without_broken
 from verify.variant import Declaration
 
 _PROPERTIES = (lse, empty_rows, visibility, softcap, special, heads, invariance)
@@ -63,6 +64,7 @@ def judge(trial: Trial) -> Ruling:
             measured
             for one in asked
             if broken(one.NEEDS, p) is None
+            and broken_by(one.NEEDS, trial.declaration.numerics.quantised) is None
             for measured in one.measure(trial)
         ]
     except SpoiledError as spoiled:
