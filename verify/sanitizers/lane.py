@@ -14,6 +14,7 @@ from verify.evidence import Finding, Outcome, Recorder, Verdict
 from verify.judging.findings import Ruling
 from verify.problem.case import Case
 from verify.problem.coverage import coverage_bins
+from verify.sanitizers import instrumented
 from verify.sanitizers.course import Course
 from verify.sanitizers.failures import Failure, failures, finding, replay
 from verify.sanitizers.planted import PlantedFault, planted_problem
@@ -28,7 +29,8 @@ from verify.sanitizers.results import (
 )
 from verify.sanitizers.session import NOT_RUN, Booth, Session, Subject, never_run, rehearse
 from verify.sanitizers.skew import race
-from verify.sanitizers.tool import EVERY, SKEW
+from verify.sanitizers.tool import ALL, INSTRUMENTING, SKEW
+from verify.variant import Declaration
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -64,6 +66,7 @@ class Lane:
     def plant(self, faults: tuple[PlantedFault, ...]) -> list[PlantedSession]:
         """Run every planted fault under its tools.  Raises InfrastructureError if one cannot
         run."""
+        faults = tuple(fault for fault in faults if fault.tried_under(self.tools))
         with self.course.process("builds", "loading the planted kernels"):
             self._subjects = _planted_subjects(faults)
         turns = [
@@ -93,7 +96,7 @@ class Lane:
             self.planted,
             key=lambda each: (
                 order.index(each.fault.variant),
-                EVERY.index(each.session.tool),
+                ALL.index(each.session.tool),
             ),
         )
         return self.planted
@@ -164,12 +167,14 @@ class Lane:
                 pool.submit(self._under, tool, f"{one.number}", part, one): (one.number, tool)
                 for tool in slow_tools_first
                 for one in sorted(rehearsed, key=lambda one: long_first(one.subject.declaration))
+                if excludes(tool, one.subject.declaration) is None
                 for part in (parts(one.sane) if tool == SKEW and one.sane.cases else [one.sane])
             }
             found: dict[tuple[int, str], TriedSubject] = {}
             for key, tried in _results(futures, self.tried.append):
                 found[key] = merged(found[key], tried) if key in found else tried
-        self.tried = [found[one.number, tool] for one in rehearsed for tool in self.tools]
+        pairs = [(one.number, tool) for one in rehearsed for tool in self.tools]
+        self.tried = [found[pair] for pair in pairs if pair in found]
         return self.tried
 
     def _failed(self, case: Case, ruling: Ruling, subject: Subject) -> Failure:
@@ -197,7 +202,8 @@ class Lane:
             return TriedSubject(subject, tool, (session,), outcomes)
         outcomes = {case.id: "failed" for case in subject.cases if case.id in failing}
         # No tool has run where it failed: once is enough.
-        every = list(rehearsed.failures) if tool == self.tools[0] else []
+        here = [each for each in self.tools if excludes(each, subject.declaration) is None]
+        every = list(rehearsed.failures) if tool == here[0] else []
         if not sane.cases:
             return TriedSubject(subject, tool, (), outcomes, tuple(every))
         if sane.cases != rehearsed.sane.cases:
@@ -236,9 +242,11 @@ class Lane:
             if reason := self.course.over():
                 return never_run(tool, subject, reason)
             with self.course.process(stage, f"{tool} on {subject.declaration.ref}"):
+                folder = self.booth.folder / tool / name
                 if tool == SKEW:
-                    folder = self.booth.folder / SKEW / name
                     session = race(self.booth.environment, subject, folder=folder)
+                elif tool in INSTRUMENTING:
+                    session = instrumented.sanitize(tool, self.booth.environment, subject, folder)
                 else:
                     session = self.booth.sanitize(tool, subject, worker, name)
         finally:
@@ -271,6 +279,11 @@ class Lane:
         self.recorder.write(verdict)
 
 
+def excludes(tool: str, declaration: Declaration) -> str | None:
+    """Why a variant is not tried under that tool, or None."""
+    return instrumented.excludes(tool, declaration) if tool in INSTRUMENTING else None
+
+
 def _in_turn(
     faults: Sequence[PlantedFault], tools: Sequence[str]
 ) -> list[tuple[PlantedFault, str]]:
@@ -295,10 +308,12 @@ def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:
         raise InfrastructureError(f"{failure.ref} does not load: {failure.message}")
     declarations = {declaration.name: declaration for declaration in loaded.declarations}
     for fault in faults:
+        if fault.variant not in declarations and fault.optional:  # without Triton
+            continue
         if fault.variant not in declarations:
             raise InfrastructureError(f"{fault.file.name} has no variant {fault.variant}")
         declaration = declarations[fault.variant]
-        if declaration.unavailable is not None and fault.copy_of:
+        if declaration.unavailable is not None and (fault.copy_of or fault.optional):
             continue
         if declaration.unavailable is not None:
             raise InfrastructureError(f"{fault.variant} cannot run here: {declaration.unavailable}")

@@ -9,6 +9,7 @@ from verify.document import markdown as page
 from verify.document import text
 from verify.sanitizers import exports
 from verify.sanitizers.account import Account, Failed, Planted, Tried
+from verify.sanitizers.tool import INSTRUMENTING
 
 PLANTED = (
     "Tried in the same run, in the same way. A tool that misses what it must catch makes the whole"
@@ -27,6 +28,8 @@ def document(account: Account) -> doc.Document:
     """sanitizer.md."""
     device = account["device"]
     about = ", ".join(str(device[name]) for name in ("name", "driver") if device.get(name))
+    if set(account["tools"]) & set(INSTRUMENTING):
+        about += f", Triton {device.get('triton')}"
     lead = [
         doc.Paragraph((f"compute-sanitizer {account['sanitizer']} on {about}; ", *run(account)))
     ]
@@ -77,6 +80,9 @@ def kernels(tried: Sequence[Tried], sources: Mapping[str, str] | None = None) ->
         if bad:
             words = f"{len(bad)} of {len(outcomes)} {'/'.join(sorted(set(bad)))}"
             verdict = doc.Span(words, "bad")
+        if outcomes and set(outcomes) == {"not run"}:
+            reasons = {reason for process in processes for reason in process["reasons"]}
+            verdict = doc.Span("; ".join(sorted(reasons)) or "not run", "bad")
         if (sources or {}).get(variant) not in (None, mine[0]["source_hash"]):
             verdict = doc.Span(f"{verdict.text}; of another source than this report's", "bad")
         numbers = (len(processes), len(outcomes), sum(one["total"] for one in processes))
