@@ -46,8 +46,9 @@ class Request:
 
     require: whether it is an error that there is no tool or no device.  environment: where kernels
     run; None (the command's value) means this machine's device, which must be a CUDA device.
-    planted_only: try no kernel, and of the planted faults not the spare copies.  time: seconds that
-    the run may take; what does not fit is not run.
+    planted_only: try no kernel, and of the planted faults not the spare copies.  repeat: how many
+    times each planted fault is tried.  time: seconds that the run may take; what does not fit is
+    not run.
     faults, waivers: only the suite's tests change them.
     """
 
@@ -57,6 +58,7 @@ class Request:
     case: Case | None = None
     quick: bool = False
     planted_only: bool = False
+    repeat: int = 1
     require: bool = False
     workers: str = "auto"
     time: float = math.inf
@@ -112,7 +114,7 @@ def _sanitize(request: Request, console: Console) -> int:
                 subject = session.subject.declaration.ref
                 say(console, f"{session.tool} on {subject}: {session.seconds:.0f} s")
 
-        lane = Lane(booth, recorder, request.tools, workers, done, course)
+        lane = Lane(booth, recorder, request.tools, workers, done, course, request.repeat)
         account = LaneRun(
             run=run.directory.name,
             device=device.fingerprint(),

@@ -139,6 +139,14 @@ def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_j
     help="Only planted faults: whether each tool catches its own. No kernel is tried.",
 )
 @click.option(
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Try each planted fault so many times; the report says in how many runs it was caught.",
+)
+@click.option(
     "--require", is_flag=True, help="Exit 3 without a CUDA device or without compute-sanitizer."
 )
 @click.option(

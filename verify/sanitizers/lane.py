@@ -6,6 +6,7 @@ import queue
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeVar
 
 from verify.cell.discovery import roster
@@ -29,7 +30,7 @@ from verify.sanitizers.results import (
 )
 from verify.sanitizers.session import NOT_RUN, Booth, Session, Subject, never_run, rehearse
 from verify.sanitizers.skew import race
-from verify.sanitizers.tool import ALL, INSTRUMENTING, SKEW
+from verify.sanitizers.tool import ALL, INSTRUMENTING, SKEW, TOOLS
 from verify.variant import Declaration
 
 K = TypeVar("K")
@@ -42,8 +43,8 @@ GROUP = "sanitizer"
 class Lane:
     """Runs sessions in parallel and records verdicts.
 
-    workers: processes at the same time.  done: called after each session.  planted, tried: results
-    so far.
+    workers: processes at the same time.  done: called after each session.  repeat: how many times
+    each planted kernel is tried.  planted, tried: results so far.
     """
 
     booth: Booth
@@ -52,6 +53,7 @@ class Lane:
     workers: int
     done: Callable[[Session], None] = lambda session: None
     course: Course = field(default_factory=Course)
+    repeat: int = 1
     planted: list[PlantedSession] = field(default_factory=list)
     tried: list[TriedSubject] = field(default_factory=list)
     _subjects: dict[str, Subject] = field(default_factory=dict)  # of planted faults
@@ -86,7 +88,8 @@ class Lane:
     def _plant_all(self, turns: Sequence[tuple[PlantedFault, str]]) -> list[PlantedSession]:
         with ThreadPoolExecutor(self.workers) as pool:
             futures = {
-                pool.submit(self._plant, tool, self._subjects[fault.variant], fault): fault
+                pool.submit(self._plant, tool, fault, again): fault
+                for again in range(self.repeat)  # every one of them, before any is repeated
                 for fault, tool in turns
             }
             for fault, session in _results(futures):
@@ -101,9 +104,10 @@ class Lane:
         )
         return self.planted
 
-    def _plant(self, tool: str, subject: Subject, fault: PlantedFault) -> Session:
+    def _plant(self, tool: str, fault: PlantedFault, again: int) -> Session:
         stage = "delays" if tool == SKEW and fault.spare else "copies" if fault.copy_of else ""
-        return self._session(tool, subject, f"planted-{fault.variant}", stage or "planted")
+        name = f"planted-{fault.variant}" + (f"-again{again}" if again else "")
+        return self._session(tool, self._subjects[fault.variant], name, stage or "planted")
 
     # Kernels.
 
@@ -242,13 +246,10 @@ class Lane:
             if reason := self.course.over():
                 return never_run(tool, subject, reason)
             with self.course.process(stage, f"{tool} on {subject.declaration.ref}"):
-                folder = self.booth.folder / tool / name
-                if tool == SKEW:
-                    session = race(self.booth.environment, subject, folder=folder)
-                elif tool in INSTRUMENTING:
-                    session = instrumented.sanitize(tool, self.booth.environment, subject, folder)
-                else:
+                if tool in TOOLS:
                     session = self.booth.sanitize(tool, subject, worker, name)
+                else:
+                    session = self._own(tool, subject, self.booth.folder / tool / name)
         finally:
             self._free.put(worker)
         if session.built:
@@ -257,6 +258,12 @@ class Lane:
             session = session.not_run(f"{reason} while it was under way")
         self.done(session)
         return session
+
+    def _own(self, tool: str, subject: Subject, folder: Path) -> Session:
+        """A session under a tool that needs no compute-sanitizer."""
+        if tool == SKEW:
+            return race(self.booth.environment, subject, folder=folder)
+        return instrumented.sanitize(tool, self.booth.environment, subject, folder)
 
     def _record(
         self, subject: Subject, case: Case, oracle: str, finding: Finding | None, seconds: float
