@@ -44,11 +44,12 @@ class PlantedSession:
 
 def not_alive(tools: Sequence[str], planted: Sequence[PlantedSession]) -> set[str]:
     """Those of the tools that planted kernels do not show to be alive: that missed a fault or
-    convicted a twin, and, of Triton's tools, those for which no planted kernel could be built
+    convicted a twin, and, of Triton's tools, those for which no planted fault could be built
     here."""
     dead = {each.session.tool for each in planted if not each.holds}
-    tried = {each.session.tool for each in planted}
-    return dead | {tool for tool in tools if tool in INSTRUMENTING and tool not in tried}
+    tools_of = ((each.session.tool, each.fault) for each in planted)
+    shown = {tool for tool, fault in tools_of if fault.wanted(tool) == "caught"}
+    return dead | {tool for tool in tools if tool in INSTRUMENTING and tool not in shown}
 
 
 @dataclass(frozen=True)

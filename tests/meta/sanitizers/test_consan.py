@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -27,12 +27,12 @@ from verify.sanitizers import binaries, instrumented, ledger
 from verify.sanitizers.assertions import OWN, kind_of, read_assertions
 from verify.sanitizers.binaries import Built
 from verify.sanitizers.exceptions import LIMITS
-from verify.sanitizers.facts import CaseResult, Facts
+from verify.sanitizers.facts import CaseResult, Facts, Judgement
 from verify.sanitizers.failures import failures
 from verify.sanitizers.instrumented import excludes, judged, limit_of
 from verify.sanitizers.lane import _planted_subjects
 from verify.sanitizers.planted import FAULTS, GLUON
-from verify.sanitizers.results import not_alive
+from verify.sanitizers.results import PlantedSession, not_alive
 from verify.sanitizers.session import Session, Subject
 from verify.sanitizers.tool import ALL, CONSAN, EVERY, SKEW
 from verify.variant import Declaration
@@ -268,6 +268,16 @@ def test_its_faults_are_tried_under_it_and_under_no_tool_that_cannot_take_them()
 
 def test_a_tool_without_a_planted_fault_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not_alive((CONSAN, "memcheck"), []) == {CONSAN}
+    sessions = {"clean": Judgement("clean"), "faulty": Judgement("faulty", (), RECORDS, 1)}
+    twin, wrong = GLUON[:2]
+    for fault, outcome, dead in (
+        (twin, "clean", True),  # a tool that never catches anything does that, too
+        (twin, "faulty", True),
+        (wrong, "clean", True),
+        (wrong, "faulty", False),
+    ):
+        session = Session(CONSAN, cast(Subject, None), sessions[outcome], 0.0, RIGHT)
+        assert (CONSAN in not_alive((CONSAN,), [PlantedSession(fault, session)])) == dead
 
     class Nothing:
         """A roster of files that lack Triton."""
