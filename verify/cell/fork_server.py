@@ -18,7 +18,7 @@ from verify import bundle
 from verify.cell.confinement import Confinement, confinement, variables
 from verify.cell.protocol import Closed, receive, send
 from verify.cell.untrusted_text import visible
-from verify.machine import settings, starter
+from verify.machine import other_triton, settings, starter
 from verify.machine.places import state_directory
 
 ROOT = bundle.ROOT
@@ -200,4 +200,4 @@ def environment_of(own: Iterable[tuple[str, str]]) -> dict[str, str]:
     }
     environment |= variables() | dict(own)
     environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return bundle.for_children(environment)
+    return bundle.for_children(other_triton.on_path(environment))

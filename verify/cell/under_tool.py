@@ -27,7 +27,7 @@ from verify.cell.arena import Arena
 from verify.cell.descendants import descendants
 from verify.cell.process import Cell, Environment, ForkServer, InfrastructureError, Reply
 from verify.cell.untrusted_text import visible
-from verify.machine import settings
+from verify.machine import other_triton, settings
 
 _START_TIMEOUT = 180.0  # seconds to import torch under the tool on a busy machine
 _GRACE = 90.0  # seconds for the tool to write its records after the program's end
@@ -71,7 +71,7 @@ class _Wrapped(ForkServer):
         # expandable segments have no exact extents
         for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             variables.pop(name, None)
-        variables = bundle.for_children(variables)
+        variables = bundle.for_children(other_triton.on_path(variables))
         return subprocess.Popen(
             [*self._command, path],
             env=variables,
@@ -129,8 +129,12 @@ class ToolCell(Cell):
     @property
     def output(self) -> str:
         """The end of the program's standard output and error."""
-        self._log.seek(max(self._log.seek(0, os.SEEK_END) - 1500, 0))
-        return visible(self._log.read().decode(errors="replace")).strip()
+        return visible(self.printed(1500)).strip()
+
+    def printed(self, most: int) -> str:
+        """The last `most` bytes of the same, as they came: not yet `visible`."""
+        self._log.seek(max(self._log.seek(0, os.SEEK_END) - most, 0))
+        return self._log.read().decode(errors="replace")
 
     def run(self, path: str, request: dict[str, Any], arena: Arena) -> Reply:
         """Like Cell.run; keeps a reply that is not "ok": the judge asks again, in a fresh process,

@@ -25,13 +25,13 @@ from verify.problem.case import Case
 from verify.sanitizers import report, skew
 from verify.sanitizers.course import Course, worker_count
 from verify.sanitizers.exceptions import WAIVERS, Waiver
-from verify.sanitizers.lane import GROUP, Lane
+from verify.sanitizers.lane import GROUP, Lane, excludes
 from verify.sanitizers.planted import FAULTS, PlantedFault
 from verify.sanitizers.report import LaneRun
-from verify.sanitizers.results import long_first, unused
+from verify.sanitizers.results import long_first, not_alive, unused
 from verify.sanitizers.selection import select
 from verify.sanitizers.session import DEADLINE, NOT_RUN, Booth, Session, Subject
-from verify.sanitizers.tool import EVERY, SKEW, Sanitizer, find
+from verify.sanitizers.tool import EVERY, TOOLS, Sanitizer, find
 from verify.variant import Config, Declaration
 
 _LIBRARIES = ("torch",)  # families of other projects' kernels: tried only if they are named
@@ -46,8 +46,9 @@ class Request:
 
     require: whether it is an error that there is no tool or no device.  environment: where kernels
     run; None (the command's value) means this machine's device, which must be a CUDA device.
-    planted_only: try no kernel, and of the planted faults not the spare copies.  time: seconds that
-    the run may take; what does not fit is not run.
+    planted_only: try no kernel, and of the planted faults not the spare copies.  repeat: how many
+    times each planted fault is tried.  time: seconds that the run may take; what does not fit is
+    not run.
     faults, waivers: only the suite's tests change them.
     """
 
@@ -57,6 +58,7 @@ class Request:
     case: Case | None = None
     quick: bool = False
     planted_only: bool = False
+    repeat: int = 1
     require: bool = False
     workers: str = "auto"
     time: float = math.inf
@@ -75,7 +77,7 @@ class Request:
     def complete(self) -> bool:
         """Whether the complete collection is tried with all tools."""
         part = self.kernels or self.variants or self.case or self.quick or self.planted_only
-        return not part and set(self.tools) == set(EVERY)
+        return not part and set(self.tools) >= set(EVERY)
 
 
 class _Refused(Exception):  # noqa: N818 - an answer, with its exit code
@@ -112,7 +114,7 @@ def _sanitize(request: Request, console: Console) -> int:
                 subject = session.subject.declaration.ref
                 say(console, f"{session.tool} on {subject}: {session.seconds:.0f} s")
 
-        lane = Lane(booth, recorder, request.tools, workers, done, course)
+        lane = Lane(booth, recorder, request.tools, workers, done, course, request.repeat)
         account = LaneRun(
             run=run.directory.name,
             device=device.fingerprint(),
@@ -120,7 +122,7 @@ def _sanitize(request: Request, console: Console) -> int:
             tools=request.tools,
             whole=request.complete,
             planted=(),
-            not_run=_left_out(run, declarations),
+            not_run=_left_out(run, declarations, request.tools),
             waivers=request.waivers,
             workers=workers,
         )
@@ -186,7 +188,7 @@ def _try(
         except BaseException:
             lane.course.stop("a planted fault cannot be tried")
             raise
-        dead = {each.session.tool for each in planted if not each.holds}
+        dead = not_alive(lane.tools, planted)
         say_plainly(console, f"planted faults: {len(planted)} processes, {len(dead)} tools failed")
         delayed = beside.submit(lane.delay)  # copies that no tool has caught prove nothing of tools
         if not lane.course.over():
@@ -217,7 +219,7 @@ def _sanitizer(request: Request) -> tuple[Sanitizer, Environment]:
     environment = request.environment or environment_here()
     if request.environment is None and environment.device != "cuda":
         raise _not_run(request, "no CUDA device")
-    if set(request.tools) == {SKEW}:
+    if not set(request.tools) & set(TOOLS):
         return Sanitizer("", "not used"), environment
     sanitizer = find()
     if sanitizer is None:
@@ -265,16 +267,21 @@ def _declarations(request: Request, run: CampaignRun) -> list[Declaration]:
     return selected
 
 
-def _left_out(run: CampaignRun, selected: list[Declaration]) -> tuple[tuple[str, str], ...]:
+def _left_out(
+    run: CampaignRun, selected: list[Declaration], tools: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    """(variant, reason) of those that are not tried, or not under one of the tools."""
     others = [declaration for declaration in run.roster.declarations if declaration not in selected]
-    return tuple(
+    left = [
         (
             d.ref,
             excludes_here(d)
             or ("a library's kernel" if d.family in _LIBRARIES else "not asked for"),
         )
         for d in others
-    )
+    ]
+    reasons = ((d.ref, excludes(tool, d)) for d in selected for tool in tools)
+    return (*left, *((ref, reason) for ref, reason in reasons if reason is not None))
 
 
 def _choices(request: Request, selected: list[Declaration]) -> list[_Choice]:
@@ -290,6 +297,7 @@ def _choices(request: Request, selected: list[Declaration]) -> list[_Choice]:
     return [
         (d, config, dtype)
         for d in selected
+        if any(excludes(tool, d) is None for tool in request.tools)
         for dtype in d.support.dtypes[:most]
         for config in d.configs[:most]
     ]
@@ -364,4 +372,6 @@ def _status(account: LaneRun, *, loaded: bool) -> int:
     if outcomes & {"faulty", "failed"} or not loaded:
         return FAILED
     proved = account.alive and not account.dead and not account.cut
-    return CLEAN if outcomes == {"clean"} and proved else INFRASTRUCTURE
+    # Without an early end, only a declared limit of a tool leaves a kernel out.
+    whole = "clean" in outcomes and outcomes <= {"clean", NOT_RUN}
+    return CLEAN if whole and proved else INFRASTRUCTURE

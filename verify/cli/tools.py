@@ -18,6 +18,7 @@ from verify.machine.places import published_parent, report_parent
 from verify.machine.starter import JUDGES, Program, launch
 
 _TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck", "skew")
+_NAMED = ("consan",)  # only tried if they are named
 
 
 @click.command(name="list")
@@ -112,7 +113,7 @@ def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_j
     "--tool",
     "tools",
     multiple=True,
-    type=click.Choice(_TOOLS),
+    type=click.Choice((*_TOOLS, *_NAMED)),
     default=_TOOLS,
     show_default=True,
     help="Only this tool; repeat it for several.",
@@ -136,6 +137,14 @@ def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_j
     "extent",
     flag_value="planted",
     help="Only planted faults: whether each tool catches its own. No kernel is tried.",
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Try each planted fault so many times; the report says in how many runs it was caught.",
 )
 @click.option(
     "--require", is_flag=True, help="Exit 3 without a CUDA device or without compute-sanitizer."
@@ -166,7 +175,8 @@ def sanitize(
 ) -> int:
     """Run KERNELS (by default the collection) under compute-sanitizer, after planted faults.
 
-    The tool "skew" is the suite's own: delays at barriers, which must change no bit. Without a CUDA
+    The tool "skew" is the suite's own: delays at barriers, which must change no bit. "consan" is
+    Triton's sanitizer of concurrency; it is tried if it is named. Without a CUDA
     device or without compute-sanitizer nothing is run: it says so, and exits 0, or 3 with
     --require. Exits 1 if a kernel is faulty, and 3 if the run proves nothing.
     """

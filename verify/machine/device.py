@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from verify.machine import other_triton
 from verify.machine.cores import cores
 
 _QUERY = (
@@ -34,9 +35,10 @@ def fingerprint() -> dict[str, Any]:
     numpy, python, platform and cores.
 
     A value is None if the machine does not have it.  The device is the first one that
-    CUDA_VISIBLE_DEVICES leaves visible.
+    CUDA_VISIBLE_DEVICES leaves visible.  triton: that of kernel processes (VERIFY_TRITON).
     """
-    return dict(_fingerprint(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return dict(_fingerprint(visible, other_triton.version()))
 
 
 def slug() -> str:
@@ -101,11 +103,11 @@ def uuid() -> str | None:
 
 
 @cache
-def _fingerprint(visible: str | None) -> dict[str, Any]:
+def _fingerprint(visible: str | None, triton: str | None) -> dict[str, Any]:
     cuda = _cuda_version()
     gpu = _gpu(visible) if cuda else None
     device = gpu or {"kind": "cpu", "name": _cpu_name(), "capability": None, "driver": None}
-    versions = {package: _version(package) for package in ("torch", "triton", "numpy")}
+    versions = {"torch": _version("torch"), "triton": triton, "numpy": _version("numpy")}
     return {
         "slug": slug_of(device["name"]) if gpu else cpu_slug(_cpuinfo(), device["name"]),
         **device,

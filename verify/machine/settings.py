@@ -23,6 +23,7 @@ LEGAL = {
     "directories": f"paths of directories, separated by {os.pathsep}",
     "files": f"paths of existing files, separated by {os.pathsep}",
     "program": "the path of a program that can be run",
+    "triton": "the path of a folder that holds the package triton",
 }
 """What a variable may hold, by its kind."""
 
@@ -37,7 +38,15 @@ class Setting:
 
     name: str
     kind: Literal[
-        "positive", "seconds", "size", "switch", "directory", "directories", "files", "program"
+        "positive",
+        "seconds",
+        "size",
+        "switch",
+        "directory",
+        "directories",
+        "files",
+        "program",
+        "triton",
     ]
     default: str
     meaning: str
@@ -48,6 +57,9 @@ KIND_FILES = "VERIFY_WITH"
 
 COMPUTE_SANITIZER = "VERIFY_COMPUTE_SANITIZER"
 """The compute-sanitizer to use instead of the machine's own."""
+
+TRITON = "VERIFY_TRITON"
+"""The folder of another Triton than the installed one, for every process that runs kernels."""
 
 SETTINGS = (
     Setting(
@@ -118,6 +130,13 @@ SETTINGS = (
         "The compute-sanitizer of `verify sanitize`, such as a newer one"
         " ([sanitizers.md](../sanitizers.md)).",
     ),
+    Setting(
+        TRITON,
+        "triton",
+        "the installed one",
+        "The Triton of every process that runs kernels, such as a newer one"
+        " ([sanitizers.md](../sanitizers.md#another-triton)).",
+    ),
 )
 
 OTHERS = {
@@ -167,6 +186,8 @@ def _wants(setting: Setting, value: str) -> str | None:
             legal = all(Path(entry).is_file() for entry in value.split(os.pathsep) if entry)
         case "program":
             legal = Path(value).is_file() and os.access(value, os.X_OK)
+        case "triton":
+            legal = (Path(value) / "triton" / "__init__.py").is_file()
         case "directory":
             there = Path(value).exists() and not Path(value).is_dir()
             legal = bool(value.strip()) and not there

@@ -7,7 +7,7 @@ minute on a busy machine.  The program changes its name meanwhile (`verify.cell.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from verify.cell.under_tool import BUILDS
@@ -23,14 +23,38 @@ def watch() -> None:
     compile_source: Callable[..., Binary] = cuda.compile_source
 
     def told(*source: object) -> Binary:
-        name = _OWN_NAME.read_text(encoding="utf-8").strip() if _OWN_NAME.exists() else ""
-        _call_itself(BUILDS)
-        try:
+        with telling():
             return compile_source(*source)
-        finally:
-            _call_itself(name)
 
     cuda.compile_source = told  # type: ignore[assignment]
+
+
+def watch_triton() -> None:
+    """The same for what Triton compiles in this process before a launch, by its own hooks."""
+    from triton import knobs
+
+    name = _OWN_NAME.read_text(encoding="utf-8").strip() if _OWN_NAME.exists() else ""
+
+    def begins(**_: object) -> bool:
+        _call_itself(BUILDS)
+        return False  # compile it
+
+    def ends(**_: object) -> None:
+        _call_itself(name)
+
+    knobs.runtime.jit_cache_hook = begins
+    knobs.runtime.jit_post_compile_hook = ends
+
+
+@contextlib.contextmanager
+def telling() -> Iterator[None]:
+    """Tell that this process compiles meanwhile."""
+    name = _OWN_NAME.read_text(encoding="utf-8").strip() if _OWN_NAME.exists() else ""
+    _call_itself(BUILDS)
+    try:
+        yield
+    finally:
+        _call_itself(name)
 
 
 def _call_itself(name: str) -> None:

@@ -1,5 +1,5 @@
-"""Delays at barriers: a kernel process whose CUDA kernels are built with a sleep before and after
-each barrier and each wait for copies.
+"""Delays at barriers: a kernel process whose kernels are built with a sleep before and after each
+barrier and each wait for copies: CUDA kernels here, those that Triton compiles in `triton_delays`.
 
 `python -m verify.sanitizers.delays SOCKET` connects to the judge's socket and answers like any
 other kernel process.  A seed, which is part of a request, decides which warps sleep, where, and for
@@ -11,6 +11,7 @@ Runs with a seed are on streams of their own.  Seed 0 adds no memory and is that
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,8 @@ from verify.cell.child import KernelProcess, serve_at
 from verify.cell.ways import DELAYS
 from verify.cuda.compile import Kernel, Source
 from verify.cuda.edits import Edit, EditError, edited
-from verify.sanitizers import building
+from verify.sanitizers import building, triton_delays
+from verify.sanitizers.triton_delays import TritonDelays
 from verify.variant import Binary
 
 # No line of it is in a kernel's own text: a compiler's messages count from there.
@@ -81,6 +83,10 @@ class Delays:
         self._delayed: set[bytes] = set()  # binaries
         self._static: dict[Kernel, tuple[int, bool]] = {}  # bytes of shared memory; delays
 
+    def more(self, shared: int, room: int) -> int:
+        """How much shared memory a launch adds to so many bytes, of those that it may have."""
+        return min(extra_bytes(self.seed), max(room - shared, 0))
+
     def install(self) -> None:
         """Replace the functions.  Call it before kernel files are loaded: they import them."""
         for name in ("compile_source", "load", "launch"):
@@ -111,9 +117,13 @@ class Delays:
     ) -> None:
         """Launch with more shared memory, as far as the device has it."""
         static, delayed = self._static.get(kernel, (0, False))
-        more = min(extra_bytes(self.seed), max(_room() - static - shared_bytes, 0))
+        more = self.more(static + shared_bytes, _room())
         self.launches += delayed
         self._launch(kernel, grid, block, shared_bytes + more, *args)
+
+    def more_for_triton(self, shared: int) -> int:
+        """The same for a kernel of Triton's that asks for so much."""
+        return self.more(shared, triton_delays.most(shared, _room()))
 
 
 def _room() -> int:
@@ -126,6 +136,7 @@ class DelayedKernelProcess(KernelProcess):
     """A kernel process that takes the seed of a run from its request."""
 
     delays = Delays()
+    triton: TritonDelays | None = None
 
     def _run(self, message: dict[str, Any]) -> dict[str, Any]:
         seed = str(message.get("way", "")).removeprefix(DELAYS)
@@ -143,8 +154,16 @@ class DelayedKernelProcess(KernelProcess):
     def _counted(
         self, run: Callable[[dict[str, Any]], dict[str, Any]], message: dict[str, Any]
     ) -> dict[str, Any]:
-        before = self.delays.launches
-        return run(message) | {"delayed": self.delays.launches - before}
+        if self.triton is None and "triton" in sys.modules and message["device"] != "cpu":
+            self.triton = TritonDelays(self.delays.more_for_triton)
+            self.triton.install()
+            building.watch_triton()
+        before = self._launched
+        return run(message) | {"delayed": self._launched - before}
+
+    @property
+    def _launched(self) -> int:
+        return self.delays.launches + (0 if self.triton is None else self.triton.launches)
 
 
 def main() -> None:

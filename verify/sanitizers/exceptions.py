@@ -1,6 +1,8 @@
-"""The declared exceptions: records that are known to be false.
+"""The declared exceptions: records that are known to be false, and kernels that a tool does not
+take.
 
-`WAIVERS` is the only list.  It stays empty until a record has been proved false.
+`WAIVERS` is the only list of the former.  It stays empty until a record has been proved false.
+`LIMITS` is that of the latter.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verify.sanitizers.records import Record
+from verify.sanitizers.tool import CONSAN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,3 +60,36 @@ def expression(place: str) -> str:
 
 
 WAIVERS: tuple[Waiver, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """What a tool of a version is known not to take: a kernel that it fails to build.
+
+    Such a kernel is *not run* under the tool, with the reason, and the run can be clean.  words:
+    regular expression that is searched in what the process printed.  version: the first numbers of
+    the tool's; a later version has to show the limit again to be excused.
+    """
+
+    tool: str
+    words: str
+    version: str
+    reason: str
+    evidence: str
+
+    def covers(self, tool: str, version: str, output: str) -> bool:
+        """Whether the limit explains why that tool of that version proved nothing."""
+        same = tool == self.tool and f"{version}.".startswith(f"{self.version}.")
+        return same and re.search(self.words, output) is not None
+
+
+LIMITS: tuple[Limit, ...] = (
+    Limit(
+        tool=CONSAN,
+        words="error: Operation accessing memory unaccounted for in buffer region analysis",
+        version="3.8",
+        reason="ConSan of Triton 3.8 does not build it",
+        evidence="flash_forward.py and descriptor_forward.py for sm_90a, built without a GPU: it"
+        " does not know the operand of a `tl.dot` in a loop",
+    ),
+)

@@ -99,8 +99,12 @@ def junit(account: Account) -> str:
 
 
 def _planted(account: Account) -> Iterator[xml.Case]:
+    runs: dict[str, int] = {}
     for planted in account["planted"]:
-        case = xml.case("planted", f"{planted['variant']} under {planted['tool']}")
+        name = f"{planted['variant']} under {planted['tool']}"
+        runs[name] = runs.get(name, 0) + 1
+        again = f", run {runs[name]}" if runs[name] > 1 else ""
+        case = xml.case("planted", name + again)
         if not planted["holds"]:
             said = "; ".join([planted["outcome"], *planted["reasons"]])
             xml.fail(case, f"wanted {planted['wanted']}, got {said}")

@@ -166,7 +166,7 @@ def _of_the_tool(facts: Facts, waivers: Sequence[Waiver]) -> Judgement:
             f"{facts.summary.total - len(facts.records)} errors beyond the print limit cannot be"
             " waived unseen"
         )
-    doubts += _case_doubts(facts)
+    doubts += case_doubts(facts)
     if doubts:
         return Judgement("inconclusive", tuple(doubts), uncovered, facts.summary.total, tuple(used))
     return Judgement("clean", (), (), 0, tuple(used))
@@ -179,7 +179,7 @@ def _exit_agrees(facts: Facts) -> bool:
     return facts.exit_code == (ERROR_EXIT if facts.summary.errors else 0)
 
 
-def _case_doubts(facts: Facts) -> list[str]:
+def case_doubts(facts: Facts) -> list[str]:
     """Reasons from the cases' results why the process is not clean."""
     if facts.expected_cases < 1:
         return ["it had no case to run"]

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from verify.evidence import Finding
+from verify.machine import other_triton
 from verify.problem.case import Case
 from verify.sanitizers.ledger import frame_of
 from verify.sanitizers.records import Record
 from verify.sanitizers.session import Session, Subject
+from verify.sanitizers.tool import INSTRUMENTING
 
 MOST = 20  # failures of one case under one tool; the finding counts all
 
@@ -54,6 +56,7 @@ def failures(case: Case, subject: Subject, session: Session, *, shared: bool) ->
         return
     note = f" (only where {len(subject.cases)} cases run in one process)" if shared else ""
     note += f" (in doubt: {doubts})" if doubts else ""
+    note += f" (Triton {other_triton.version()})" if session.tool in INSTRUMENTING else ""
     for record in judgement.records[:MOST]:
         yield dataclasses.replace(
             failure,

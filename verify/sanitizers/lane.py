@@ -6,6 +6,7 @@ import queue
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeVar
 
 from verify.cell.discovery import roster
@@ -14,6 +15,7 @@ from verify.evidence import Finding, Outcome, Recorder, Verdict
 from verify.judging.findings import Ruling
 from verify.problem.case import Case
 from verify.problem.coverage import coverage_bins
+from verify.sanitizers import instrumented
 from verify.sanitizers.course import Course
 from verify.sanitizers.failures import Failure, failures, finding, replay
 from verify.sanitizers.planted import PlantedFault, planted_problem
@@ -28,7 +30,8 @@ from verify.sanitizers.results import (
 )
 from verify.sanitizers.session import NOT_RUN, Booth, Session, Subject, never_run, rehearse
 from verify.sanitizers.skew import race
-from verify.sanitizers.tool import EVERY, SKEW
+from verify.sanitizers.tool import ALL, INSTRUMENTING, SKEW, TOOLS
+from verify.variant import Declaration
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -40,8 +43,8 @@ GROUP = "sanitizer"
 class Lane:
     """Runs sessions in parallel and records verdicts.
 
-    workers: processes at the same time.  done: called after each session.  planted, tried: results
-    so far.
+    workers: processes at the same time.  done: called after each session.  repeat: how many times
+    each planted kernel is tried.  planted, tried: results so far.
     """
 
     booth: Booth
@@ -50,6 +53,7 @@ class Lane:
     workers: int
     done: Callable[[Session], None] = lambda session: None
     course: Course = field(default_factory=Course)
+    repeat: int = 1
     planted: list[PlantedSession] = field(default_factory=list)
     tried: list[TriedSubject] = field(default_factory=list)
     _subjects: dict[str, Subject] = field(default_factory=dict)  # of planted faults
@@ -64,6 +68,7 @@ class Lane:
     def plant(self, faults: tuple[PlantedFault, ...]) -> list[PlantedSession]:
         """Run every planted fault under its tools.  Raises InfrastructureError if one cannot
         run."""
+        faults = tuple(fault for fault in faults if fault.tried_under(self.tools))
         with self.course.process("builds", "loading the planted kernels"):
             self._subjects = _planted_subjects(faults)
         turns = [
@@ -83,7 +88,8 @@ class Lane:
     def _plant_all(self, turns: Sequence[tuple[PlantedFault, str]]) -> list[PlantedSession]:
         with ThreadPoolExecutor(self.workers) as pool:
             futures = {
-                pool.submit(self._plant, tool, self._subjects[fault.variant], fault): fault
+                pool.submit(self._plant, tool, fault, again): fault
+                for again in range(self.repeat)  # every one of them, before any is repeated
                 for fault, tool in turns
             }
             for fault, session in _results(futures):
@@ -93,14 +99,15 @@ class Lane:
             self.planted,
             key=lambda each: (
                 order.index(each.fault.variant),
-                EVERY.index(each.session.tool),
+                ALL.index(each.session.tool),
             ),
         )
         return self.planted
 
-    def _plant(self, tool: str, subject: Subject, fault: PlantedFault) -> Session:
+    def _plant(self, tool: str, fault: PlantedFault, again: int) -> Session:
         stage = "delays" if tool == SKEW and fault.spare else "copies" if fault.copy_of else ""
-        return self._session(tool, subject, f"planted-{fault.variant}", stage or "planted")
+        name = f"planted-{fault.variant}" + (f"-again{again}" if again else "")
+        return self._session(tool, self._subjects[fault.variant], name, stage or "planted")
 
     # Kernels.
 
@@ -164,12 +171,14 @@ class Lane:
                 pool.submit(self._under, tool, f"{one.number}", part, one): (one.number, tool)
                 for tool in slow_tools_first
                 for one in sorted(rehearsed, key=lambda one: long_first(one.subject.declaration))
+                if excludes(tool, one.subject.declaration) is None
                 for part in (parts(one.sane) if tool == SKEW and one.sane.cases else [one.sane])
             }
             found: dict[tuple[int, str], TriedSubject] = {}
             for key, tried in _results(futures, self.tried.append):
                 found[key] = merged(found[key], tried) if key in found else tried
-        self.tried = [found[one.number, tool] for one in rehearsed for tool in self.tools]
+        pairs = [(one.number, tool) for one in rehearsed for tool in self.tools]
+        self.tried = [found[pair] for pair in pairs if pair in found]
         return self.tried
 
     def _failed(self, case: Case, ruling: Ruling, subject: Subject) -> Failure:
@@ -197,7 +206,8 @@ class Lane:
             return TriedSubject(subject, tool, (session,), outcomes)
         outcomes = {case.id: "failed" for case in subject.cases if case.id in failing}
         # No tool has run where it failed: once is enough.
-        every = list(rehearsed.failures) if tool == self.tools[0] else []
+        here = [each for each in self.tools if excludes(each, subject.declaration) is None]
+        every = list(rehearsed.failures) if tool == here[0] else []
         if not sane.cases:
             return TriedSubject(subject, tool, (), outcomes, tuple(every))
         if sane.cases != rehearsed.sane.cases:
@@ -236,11 +246,10 @@ class Lane:
             if reason := self.course.over():
                 return never_run(tool, subject, reason)
             with self.course.process(stage, f"{tool} on {subject.declaration.ref}"):
-                if tool == SKEW:
-                    folder = self.booth.folder / SKEW / name
-                    session = race(self.booth.environment, subject, folder=folder)
-                else:
+                if tool in TOOLS:
                     session = self.booth.sanitize(tool, subject, worker, name)
+                else:
+                    session = self._own(tool, subject, self.booth.folder / tool / name)
         finally:
             self._free.put(worker)
         if session.built:
@@ -249,6 +258,12 @@ class Lane:
             session = session.not_run(f"{reason} while it was under way")
         self.done(session)
         return session
+
+    def _own(self, tool: str, subject: Subject, folder: Path) -> Session:
+        """A session under a tool that needs no compute-sanitizer."""
+        if tool == SKEW:
+            return race(self.booth.environment, subject, folder=folder)
+        return instrumented.sanitize(tool, self.booth.environment, subject, folder)
 
     def _record(
         self, subject: Subject, case: Case, oracle: str, finding: Finding | None, seconds: float
@@ -269,6 +284,11 @@ class Lane:
             finding=finding,
         )
         self.recorder.write(verdict)
+
+
+def excludes(tool: str, declaration: Declaration) -> str | None:
+    """Why a variant is not tried under that tool, or None."""
+    return instrumented.excludes(tool, declaration) if tool in INSTRUMENTING else None
 
 
 def _in_turn(
@@ -295,10 +315,12 @@ def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:
         raise InfrastructureError(f"{failure.ref} does not load: {failure.message}")
     declarations = {declaration.name: declaration for declaration in loaded.declarations}
     for fault in faults:
+        if fault.variant not in declarations and fault.optional:  # without Triton
+            continue
         if fault.variant not in declarations:
             raise InfrastructureError(f"{fault.file.name} has no variant {fault.variant}")
         declaration = declarations[fault.variant]
-        if declaration.unavailable is not None and fault.copy_of:
+        if declaration.unavailable is not None and (fault.copy_of or fault.optional):
             continue
         if declaration.unavailable is not None:
             raise InfrastructureError(f"{fault.variant} cannot run here: {declaration.unavailable}")

@@ -43,6 +43,11 @@ def begin_run() -> None:
     _write({"run": True})
 
 
+def write_binary(kernel: str, shared: int, *, changed: bool) -> None:
+    """Write what Triton has built: see `verify.sanitizers.binaries`, which reads it."""
+    _write({"binary": kernel, "shared": shared, "changed": changed})
+
+
 def watch() -> None:
     """Write every launch from now on.  Call it before kernel files are loaded."""
     from verify.cuda import compile as cuda
@@ -86,7 +91,7 @@ def read(path: Path) -> Ledger | None:
             said = json.loads(line)
             if "run" in said:
                 runs.append([])
-            else:
+            elif "binary" not in said:
                 runs[-1].append(Launched(said["kernel"], said["frame"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None

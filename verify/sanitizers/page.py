@@ -9,6 +9,7 @@ from verify.document import markdown as page
 from verify.document import text
 from verify.sanitizers import exports
 from verify.sanitizers.account import Account, Failed, Planted, Tried
+from verify.sanitizers.tool import INSTRUMENTING
 
 PLANTED = (
     "Tried in the same run, in the same way. A tool that misses what it must catch makes the whole"
@@ -27,6 +28,8 @@ def document(account: Account) -> doc.Document:
     """sanitizer.md."""
     device = account["device"]
     about = ", ".join(str(device[name]) for name in ("name", "driver") if device.get(name))
+    if set(account["tools"]) & set(INSTRUMENTING):
+        about += f", Triton {device.get('triton')}"
     lead = [
         doc.Paragraph((f"compute-sanitizer {account['sanitizer']} on {about}; ", *run(account)))
     ]
@@ -77,6 +80,9 @@ def kernels(tried: Sequence[Tried], sources: Mapping[str, str] | None = None) ->
         if bad:
             words = f"{len(bad)} of {len(outcomes)} {'/'.join(sorted(set(bad)))}"
             verdict = doc.Span(words, "bad")
+        if outcomes and set(outcomes) == {"not run"}:
+            reasons = {reason for process in processes for reason in process["reasons"]}
+            verdict = doc.Span("; ".join(sorted(reasons)) or "not run", "bad")
         if (sources or {}).get(variant) not in (None, mine[0]["source_hash"]):
             verdict = doc.Span(f"{verdict.text}; of another source than this report's", "bad")
         numbers = (len(processes), len(outcomes), sum(one["total"] for one in processes))
@@ -88,13 +94,14 @@ def kernels(tried: Sequence[Tried], sources: Mapping[str, str] | None = None) ->
 
 def planted(account: Account) -> doc.Table:
     """Per planted kernel: its name, what it does, and what each tool said."""
-    found: dict[tuple[str, str], dict[str, doc.Line]] = {}
+    found: dict[tuple[str, str], dict[str, list[Planted]]] = {}
     for one in account["planted"]:
         if not one.get("spare"):
-            found.setdefault((one["variant"], one["about"]), {})[one["tool"]] = _word(one)
+            runs = found.setdefault((one["variant"], one["about"]), {})
+            runs.setdefault(one["tool"], []).append(one)
     rows = tuple(
-        (doc.Span(name, "strong"), about, *(cells.get(t, text.NONE) for t in account["tools"]))
-        for (name, about), cells in found.items()
+        (doc.Span(name, "strong"), about, *(_words(runs.get(t, [])) for t in account["tools"]))
+        for (name, about), runs in found.items()
     )
     return doc.Table(("planted", "what", *account["tools"]), rows)
 
@@ -112,13 +119,30 @@ def copies(account: Account) -> tuple[doc.Block, ...]:
         (
             doc.Span(variant, "strong"),
             about,
-            doc.Span(", ".join(caught), "good")
+            doc.Span(", ".join(_counted(caught)), "good")
             if caught
             else doc.Span("not run" if variant in not_tried else "nothing", "bad"),
         )
         for (variant, about), caught in found.items()
     )
     return (doc.Table(("copy", "what", "caught by"), rows),) if rows else ()
+
+
+def _counted(words: Sequence[str]) -> list[str]:
+    """The words without repetition; one that is repeated says how often it was there."""
+    numbers = {word: words.count(word) for word in words}
+    return [word if number == 1 else f"{word}, {number} runs" for word, number in numbers.items()]
+
+
+def _words(runs: Sequence[Planted]) -> doc.Line:
+    """What a tool said of a planted kernel; in how many runs, if it was repeated."""
+    if len(runs) < 2:
+        return _word(runs[0]) if runs else text.NONE
+    twin = runs[0]["wanted"] == "clean"
+    shown = sum(one["outcome"] == "clean" if twin else one["record"] is not None for one in runs)
+    every = all(one["holds"] for one in runs)
+    look: doc.Look = "bad" if not every else "good" if shown == len(runs) else "soft"
+    return doc.Span(f"{'clean' if twin else 'caught'} in {shown} of {len(runs)}", look)
 
 
 def _word(planted: Planted) -> doc.Line:

@@ -15,7 +15,14 @@ from verify.bundle import ROOT
 from verify.problem import Problem
 from verify.sanitizers.facts import Judgement
 from verify.sanitizers.records import Record
-from verify.sanitizers.tool import POISONED, SHARED_SPACE, SKEW, Sanitizer
+from verify.sanitizers.tool import (
+    CONSAN,
+    INSTRUMENTING,
+    POISONED,
+    SHARED_SPACE,
+    SKEW,
+    Sanitizer,
+)
 from verify.variant import Declaration
 
 FOLDER = ROOT / "tests" / "planted"
@@ -32,6 +39,8 @@ BLIND = {
     " global memory that nothing has written; shared memory only from 13.1 on)",
     "skew": "addresses, unwritten memory, and barriers whose absence changes no result (it compares"
     " the bits of results)",
+    "consan": "registers, global memory and the order of warps of one partition (it models which"
+    " partition may see a tile of shared or tensor memory, and each mbarrier)",
     "synccheck": f"memory ({MANUAL}: Synccheck finds invalid uses of barriers and of wgmma)",
 }
 
@@ -46,7 +55,9 @@ class PlantedFault:
     option without which no tool must catch it.  copy_of: the shipped variant that it
     is a known-bad copy of; it is left out where that cannot run.  spare: other copies show that the
     tools in `caught_by` are alive.  It is tried under these alone, and if they miss it, delays must
-    show it (`verify.sanitizers.skew`).
+    show it (`verify.sanitizers.skew`).  by_triton: Triton compiles it, so that it is tried under
+    its tools and with delays alone; the other faults are not tried under Triton's tools.
+    optional: it is left out where it cannot run.
     """
 
     variant: str
@@ -59,6 +70,8 @@ class PlantedFault:
     needs: str = ""
     copy_of: str = ""
     spare: bool = False
+    by_triton: bool = False
+    optional: bool = False
 
     def under(self, sanitizer: Sanitizer) -> PlantedFault:
         """The fault as that sanitizer must treat it."""
@@ -74,11 +87,14 @@ class PlantedFault:
 
     def tried_under(self, tools: Sequence[str]) -> tuple[str, ...]:
         """Those of the tools that it is tried under.  Delays are for faults that they can show."""
+        if self.by_triton:
+            return tuple(tool for tool in tools if tool in (*INSTRUMENTING, SKEW))
         everywhere = not self.spare
         return tuple(
             tool
             for tool in tools
-            if tool in self.caught_by or (everywhere and (tool != SKEW or self.twin))
+            if tool in self.caught_by
+            or (everywhere and tool not in INSTRUMENTING and (tool != SKEW or self.twin))
         )
 
     def blind(self, tool: str) -> str:
@@ -124,7 +140,7 @@ def planted_problem(declaration: Declaration) -> Problem:
 
 
 _WRITE, _READ, _RACE = r"\bwrite\b", r"\bread\b", r"\brace\b|\bhazard\b"
-_TINY, _COPIES = (FOLDER / f"{name}.py" for name in ("tiny", "copies"))
+_TINY, _COPIES, _GLUON = (FOLDER / f"{name}.py" for name in ("tiny", "copies", "tiny_gluon"))
 
 # Slip of the hand in a copy -> what it is, the tool that must catch it, what its record shows.
 SLIPS = {
@@ -187,6 +203,41 @@ def _tiny(variant: str, about: str, tool: str = "", *shows: str, unseen: str = "
         unseen=unseen,
     )
 
+
+def _gluon(variant: str, about: str, *shows: str) -> PlantedFault:
+    """A fault of tiny_gluon.py, or without `shows` a twin: for a Triton and a device that have its
+    instructions."""
+    return PlantedFault(
+        variant=variant,
+        file=_GLUON,
+        about=about,
+        twin=not shows,
+        caught_by=(CONSAN,) if shows else (),
+        shows=shows,
+        by_triton=True,
+        optional=True,
+    )
+
+
+GLUON: tuple[PlantedFault, ...] = (
+    _gluon("planted-gluon-correct", "a small Gluon kernel that copies tiles, without a fault"),
+    _gluon(
+        "planted-gluon-dropped-wait",
+        "reads a tile of the copy engine without waiting at its mbarrier",
+        "outstanding writes",
+    ),
+    _gluon(
+        "planted-gluon-early-copy-read",
+        "reads what cp.async copies, and does not wait for the copies",
+        "outstanding|pending",
+    ),
+    _gluon("planted-gluon-cluster-correct", "the same for two CTAs, which share a tile"),
+    _gluon(
+        "planted-gluon-cluster-dropped-wait",
+        "reads a tile that is copied into both CTAs without waiting at its mbarrier",
+        "outstanding writes",
+    ),
+)
 
 FAULTS: tuple[PlantedFault, ...] = (
     PlantedFault(
@@ -265,5 +316,6 @@ FAULTS: tuple[PlantedFault, ...] = (
         unseen=f"memory that is never freed ({MANUAL}: --leak-check looks when a context is"
         " destroyed, which PyTorch's is not; campaigns record the growth of a process's memory)",
     ),
+    *GLUON,
     *COPIES,
 )

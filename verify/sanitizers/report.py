@@ -25,7 +25,7 @@ from verify.sanitizers.course import Stage
 from verify.sanitizers.exceptions import Waiver
 from verify.sanitizers.failures import Failure
 from verify.sanitizers.records import Record
-from verify.sanitizers.results import PlantedSession, TriedSubject
+from verify.sanitizers.results import PlantedSession, TriedSubject, not_alive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class LaneRun:
     @property
     def alive_tools(self) -> tuple[str, ...]:
         """The tools that gave the required result for every planted kernel."""
-        dead = {planted.session.tool for planted in self.planted if not planted.holds}
+        dead = not_alive(self.tools, self.planted)
         return tuple(tool for tool in self.tools if tool not in dead)
 
 

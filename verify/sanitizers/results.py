@@ -13,6 +13,7 @@ from verify.sanitizers.exceptions import Waiver
 from verify.sanitizers.failures import Failure
 from verify.sanitizers.planted import PlantedFault
 from verify.sanitizers.session import NOT_RUN, Session, Subject
+from verify.sanitizers.tool import INSTRUMENTING
 from verify.variant import Declaration
 
 _LONG_BUILDS = frozenset({"cute"})  # families whose kernels take a minute to compile
@@ -39,6 +40,16 @@ class PlantedSession:
     def hangs(self) -> bool:
         """Whether it is a known-bad copy that does not answer before its deadline."""
         return bool(self.fault.copy_of) and self.session.hang is not None
+
+
+def not_alive(tools: Sequence[str], planted: Sequence[PlantedSession]) -> set[str]:
+    """Those of the tools that planted kernels do not show to be alive: that missed a fault or
+    convicted a twin, and, of Triton's tools, those for which no planted fault could be built
+    here."""
+    dead = {each.session.tool for each in planted if not each.holds}
+    tools_of = ((each.session.tool, each.fault) for each in planted)
+    shown = {tool for tool, fault in tools_of if fault.wanted(tool) == "caught"}
+    return dead | {tool for tool in tools if tool in INSTRUMENTING and tool not in shown}
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class Booth:
         doubt = ""
         try:
             for case in subject.cases:
-                results.append(_run_case(case, subject, cell, arena, again=again)[0])
+                results.append(run_case(case, subject, cell, arena, again=again)[0])
         except Ended:
             # The tool can end the process at its first error; the number of results shows it.
             if cell.hung:
@@ -176,7 +176,7 @@ def rehearse(subject: Subject, cell: Cell) -> dict[str, Ruling]:
     try:
         for case in subject.cases:
             if hang is None:
-                result, ruling = _run_case(case, subject, cell, arena)
+                result, ruling = run_case(case, subject, cell, arena)
                 hang = _after(ruling, case) if result.status == "hang" else None
             else:
                 ruling = hang
@@ -193,7 +193,7 @@ def _after(ruling: Ruling, case: Case) -> Ruling:
     return Ruling(replace(ruling.finding, message=f"not run: the kernel hangs at {case.id}"))
 
 
-def _run_case(
+def run_case(
     case: Case, subject: Subject, cell: Cell, arena: Arena, *, again: bool = False
 ) -> tuple[CaseResult, Ruling]:
     """Run one case; returns its result, and the first failing ruling of

@@ -14,7 +14,10 @@ from verify.machine.settings import COMPUTE_SANITIZER
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 POISONED = "memcheck"  # under which every case runs a second time, over other poison
 SKEW = "skew"  # a tool of this suite: verify.sanitizers.skew
-EVERY = (*TOOLS, SKEW)
+EVERY = (*TOOLS, SKEW)  # those of a run that names none
+CONSAN = "consan"  # Triton's: verify.sanitizers.instrumented
+INSTRUMENTING = (CONSAN,)  # tools that Triton's compiler has; only tried if they are named
+ALL = (*EVERY, *INSTRUMENTING)
 ERROR_EXIT = 86  # the tool's exit code if it found errors in a program that ended with 0
 PRINT_LIMIT = 200  # records printed for one process; the summary counts all
 _PATIENCE = 600  # seconds until a program must use CUDA: importing torch can take long

@@ -145,6 +145,7 @@ RUNS = {
     "verify sanitize --require": of(*SANITIZE, '"--require"'),
     "verify sanitize --case": of(*SANITIZE, '"--case"'),
     "verify sanitize --planted-only": of(*SANITIZE, '"--planted-only"'),
+    "verify sanitize --repeat": of(*SANITIZE, '"--repeat"'),
     "verify sanitize --time": of(*SANITIZE, '"--time"'),
     "verify sanitize --tool": of(*SANITIZE, '"--tool"'),
     "verify probe": of(
@@ -320,6 +321,10 @@ def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPa
     verify(monkeypatch, "sanitize", "--planted-only")
     verify(monkeypatch, "sanitize", "--tool", "skew")
     verify(monkeypatch, "sanitize", "--time", "480")
+    verify(monkeypatch, "sanitize", "--planted-only", "--repeat", "10", "--tool", "consan")
+    last = asked.pop()
+    assert (last.planted_only, last.repeat, last.tools) == (True, 10, ("consan",))
+    assert {request.repeat for request in asked} == {1}
     given = [(request.quick, request.planted_only, request.require) for request in asked]
     nothing = (False, False, False)
     assert given == [(True, False, True), nothing, (False, True, False), nothing, nothing]

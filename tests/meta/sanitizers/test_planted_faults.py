@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.meta.sanitizers.test_sanitizer_lane import declared
-from tests.planted import copies, tiny
+from tests.planted import copies, tiny, tiny_gluon
 from verify.bundle import ROOT
 from verify.cuda.compile import compilable, compile_source
 from verify.cuda.edits import edited
@@ -22,7 +22,7 @@ from verify.evidence import Recorder
 from verify.sanitizers import lane
 from verify.sanitizers.facts import Judgement
 from verify.sanitizers.planted import COPIES, FAULTS, SLIPS, planted_problem
-from verify.sanitizers.tool import EVERY, SKEW, TOOLS
+from verify.sanitizers.tool import ALL, EVERY, SKEW, TOOLS
 
 torch.set_num_threads(1)
 
@@ -35,14 +35,16 @@ def test_every_tool_has_a_fault_to_catch_and_a_twin_to_leave_alone() -> None:
     assert any(fault.twin for fault in FAULTS)
     assert {fault.variant for fault in FAULTS} == {
         *tiny.FAULTS,
+        *tiny_gluon.KINDS,
         *(variant.name for variant in copies.VARIANTS),
     }
     for fault in FAULTS:
         assert fault.twin + bool(fault.caught_by) + bool(fault.unseen) == 1
         wanted = [fault.wanted(tool) == "any" and not fault.spare for tool in EVERY]
         assert [bool(fault.blind(tool)) for tool in EVERY] == wanted
-        assert set(fault.caught_by) <= set(fault.tried_under(EVERY))
-        assert set(fault.tried_under(EVERY)) <= {*TOOLS, *fault.caught_by} or fault.twin
+        assert set(fault.caught_by) <= set(fault.tried_under(ALL))
+        own = {SKEW} if fault.by_triton else {*TOOLS, *fault.caught_by}
+        assert set(fault.tried_under(EVERY)) <= own or fault.twin
 
 
 def test_every_cuda_variant_has_a_copy_for_each_slip() -> None:

@@ -395,3 +395,38 @@ def test_a_copy_that_its_tool_misses_is_tried_with_delays(
     caught = "**nothing**" if uncaught else processes[-1]
     assert f"| **copy** | a copy | {caught} |" in page.markdown(told(run))
     assert ("nothing caught this known-bad copy" in exports.junit(told(run))) == bool(uncaught)
+
+
+def test_a_repeated_fault_tells_in_how_many_runs_it_was_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = Record(tool="memcheck", kind="Precise", text="a write", words="a write")
+
+    class Forgetful:
+        """A tool that misses every fault in its third run."""
+
+        def sanitize(self, tool: str, subject: Subject, lane: int, name: str) -> Session:
+            missed = name.endswith("-again2") or "right" in name
+            judgement = Judgement("clean") if missed else Judgement("faulty", (), (record,), 1)
+            return Session(tool, subject, judgement, 0.0, cast(Facts, None))
+
+    right = PlantedFault(variant="right", file=tmp_path, about="right", twin=True)
+    wrong = PlantedFault(variant="wrong", file=tmp_path, about="w", caught_by=("memcheck",))
+    monkeypatch.setattr(
+        "verify.sanitizers.lane._planted_subjects",
+        lambda faults: {fault.variant: SUBJECT for fault in faults},
+    )
+    for repeat, said, clean in ((1, "caught", "clean"), (3, "caught in 2 of 3", "clean in 3 of 3")):
+        with Recorder(tmp_path) as recorder:
+            lane = Lane(cast(Booth, Forgetful()), recorder, ("memcheck",), 1, repeat=repeat)
+            planted = tuple(lane.plant((right, wrong)))
+        assert len(planted) == 2 * repeat
+        tools = ("memcheck",)
+        run = LaneRun(run="run", device={}, sanitizer="1", tools=tools, whole=True, planted=planted)
+        assert run.alive == (repeat == 1)
+        text = page.markdown(told(run))
+        assert said in text
+        assert clean in text
+        failing = exports.junit(told(run))
+        assert ("wrong under memcheck, run 3" in failing) == (repeat == 3)
+        assert failing.count("<failure") == (repeat == 3)

@@ -394,3 +394,49 @@ def test_delays_need_no_other_tool(lane: Lane, monkeypatch: pytest.MonkeyPatch) 
     assert {(v.oracle, v.outcome) for v in result.evidence.verdicts} == {("skew", "pass")}
     page = next(lane.folder.glob(".verify/runs/*/sanitizer.md")).read_text()
     assert "clean; no barrier of it is known here" in page
+
+
+ASSERTS = """
+import os, sys
+
+def wrong(args, out):  # as a kernel of triton's that ConSan stops
+    if os.environ.get("TRITON_INSTRUMENTATION_MODE") == "consan":
+        where = "/k.py:7: flash: block: [0,0,0], thread: [1,0,0] Assertion `"
+        print(where + "Buffer being accessed has outstanding writes` failed.", file=sys.stderr)
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+VARIANTS = [
+    variant("right", lambda args, out: None),
+    variant("wrong", wrong),
+]
+"""
+
+
+@pytest.mark.for_ci
+@pytest.mark.long(12)
+def test_consan_needs_no_other_tool_and_judges_kernels_that_triton_compiles(lane: Lane) -> None:
+    planted = lane.file("planted_triton.py", ASSERTS)
+    lane.faults = (
+        PlantedFault(variant="right", file=planted, about="r", twin=True, by_triton=True),
+        PlantedFault(
+            variant="wrong",
+            file=planted,
+            about="w",
+            caught_by=("consan",),
+            shows=("outstanding writes",),
+            by_triton=True,
+        ),
+    )
+    files = (lane.file("kernel.py", ASSERTS), lane.file("other.py", RIGHT))
+    result = lane.run(kernels=files, quick=True, tools=("consan",))
+    assert result.status == FAILED
+    assert result.evidence is not None
+    verdicts = {name_of(v.variant): v for v in result.evidence.verdicts}
+    assert {name: v.outcome for name, v in verdicts.items()} == {"right": "pass", "wrong": "fail"}
+    finding = verdicts["wrong"].finding
+    assert finding is not None
+    assert finding.message.startswith("Race: Buffer being accessed has outstanding writes (Triton")
+    assert "/k.py:7" in finding.where
+    left = result.report["not_run"]
+    assert isinstance(left, list)
+    assert [one["reason"] for one in left] == ["consan instruments what Triton compiles"]
