@@ -1,7 +1,8 @@
 """Figures of docs/performance.md: `python -m tests.harness.command_times ARGUMENTS` in a checkout.
 
-It runs `verify ARGUMENTS`, which must take --run-id, and says when each stage of the command was
-reached, what all of its processes cost, and where the time of its cases went.
+It runs `verify ARGUMENTS`, a command that takes --run-id, and prints when its stages were reached:
+seconds of wall clock, and of CPU time of all its processes up to then.  Below that, what each step
+of its cases took.  Linux only.
 """
 
 from __future__ import annotations
@@ -12,90 +13,109 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from verify.cell.descendants import become_subreaper
+from verify.cell.descendants import become_subreaper, children
 from verify.evidence import new_run_id
 from verify.evidence.strict_json import loads
 from verify.machine.places import state_directory
 
-_POLL = 0.01  # seconds
+_POLL = 0.02  # seconds
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+LOADED, BEGUN, JUDGED = "kernels loaded", "first case begun", "first verdict"
+CONVICTED, END = "first conviction", "end"
 
 
-@dataclass(frozen=True)
-class Figures:
-    """stages: seconds of wall clock from the command's start, by stage, in the order of time.
-    cpu: seconds of CPU time of the command and of all processes that it left.
-    steps: seconds by step of a case, summed over all cases.  cases: their number."""
+@dataclass
+class Watch:
+    """A command while it runs, and what was seen of it.
 
-    stages: dict[str, float]
-    cpu: float
-    steps: dict[str, float]
-    cases: int
+    stages: (seconds of wall clock, seconds of CPU time) since the start, by stage.
+    """
+
+    directory: Path
+    begun: float = field(default_factory=time.monotonic)
+    stages: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Note the stages that the command has reached since the last look."""
+        reached = set(self._reached()) - set(self.stages)
+        if reached:
+            self._note(*reached)
+
+    def end(self) -> None:
+        """Note the end, when all processes have ended and none is waited for yet."""
+        self._note(END)
+
+    def _note(self, *stages: str) -> None:
+        now = time.monotonic() - self.begun, used(os.getpid())
+        self.stages |= dict.fromkeys(stages, now)
+
+    def _reached(self) -> Iterator[str]:
+        if (self.directory / "roster.json").exists():
+            yield LOADED
+        if CONVICTED in self.stages:
+            return
+        for path in self.directory.glob("*.jsonl"):
+            text = path.read_bytes()
+            yield from (BEGUN,) * (b'"kind":"begin"' in text)
+            yield from (JUDGED,) * (b'"kind":"verdict"' in text)
+            yield from (CONVICTED,) * (b'"outcome":"fail"' in text)
 
 
-def measure(arguments: list[str]) -> Figures:
-    """Run `verify` with these arguments to its end, and read its evidence."""
+def used(pid: int) -> float:
+    """Seconds of CPU time of a process's descendants, those that it has not waited for included."""
+    ticks = 0
+    for child in children(pid):
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{child}/stat").read_text(encoding="ascii")
+            ticks += sum(map(int, text.rpartition(")")[2].split()[11:15]))
+        ticks += round(used(child) / _TICK)
+    return ticks * _TICK
+
+
+def measure(arguments: list[str]) -> tuple[dict[str, tuple[float, float]], dict[str, float], int]:
+    """Run `verify` with these arguments; returns the stages, the seconds by step, and the number of
+    cases."""
     become_subreaper()
     run = new_run_id()
-    directory = state_directory() / "runs" / run
-    before = os.times()
-    begun = time.time()
+    watch = Watch(state_directory() / "runs" / run)
     command = [sys.executable, "-m", "verify", *arguments, "--run-id", run]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        found = directory / "roster.json"
-        discovered = None
-        while process.poll() is None:
-            if discovered is None and found.exists():
-                discovered = time.time()
-            time.sleep(_POLL)
-    ended = time.time()
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, 0):
-            pass
-    after = os.times()
-    stages = {} if discovered is None else {"kernels loaded": discovered - begun}
-    times, steps, cases = _recorded(directory)
-    stages |= {stage: moment - begun for stage, moment in times.items()}
-    cpu = after.children_user + after.children_system
-    cpu -= before.children_user + before.children_system
-    return Figures(stages | {"end": ended - begun}, cpu, steps, cases)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        watch.look()
+        time.sleep(_POLL)
+    watch.look()
+    watch.end()
+    process.wait()
+    return watch.stages, *steps_of(watch.directory)
 
 
-def _recorded(directory: Path) -> tuple[dict[str, float], dict[str, float], int]:
-    """Times of the first records of each kind, seconds by step, and the number of cases."""
-    first: dict[str, float] = {}
+def steps_of(directory: Path) -> tuple[dict[str, float], int]:
+    """Seconds by step of all cases of a run, and their number."""
     spent: dict[str, dict[str, float]] = {}
-
-    def seen(stage: str, moment: float) -> None:
-        first[stage] = min(moment, first.get(stage, moment))
-
     for path in directory.glob("*.jsonl"):
         for line in path.read_text(encoding="utf-8").splitlines():
             record = loads(line)
-            if record["kind"] == "begin":
-                seen("first case begun", record["time"])
-            elif record["kind"] == "verdict":
-                seen("first verdict", record["time"])
-                if record["outcome"] == "fail":
-                    seen("first conviction", record["time"])
+            if record["kind"] == "verdict":
                 spent[record["case"]] = record["seconds"]
     steps: Counter[str] = Counter()
     for seconds in spent.values():
         steps.update(seconds)
-    return first, dict(steps), len(spent)
+    return dict(steps), len(spent)
 
 
 def main(arguments: list[str]) -> None:
     """Print the figures of one command."""
-    found = measure(arguments)
-    for stage, seconds in sorted(found.stages.items(), key=lambda pair: pair[1]):
-        print(f"{seconds:8.2f} s  {stage}")
-    print(f"{found.cpu:8.2f} s  of CPU time, all processes")
-    print(f"{found.cases} cases, milliseconds of each:")
-    for step, seconds in sorted(found.steps.items(), key=lambda pair: -pair[1]):
-        print(f"{1e3 * seconds / max(found.cases, 1):8.2f} ms  {step}")
+    stages, steps, cases = measure(arguments)
+    print("   wall s    CPU s")
+    for stage, (wall, cpu) in stages.items():
+        print(f"{wall:9.2f}{cpu:9.2f}  {stage}")
+    print(f"{cases} cases, milliseconds of each:")
+    for step, seconds in sorted(steps.items(), key=lambda pair: -pair[1]):
+        print(f"{1e3 * seconds / max(cases, 1):9.2f}  {step}")
 
 
 if __name__ == "__main__":
