@@ -6,16 +6,19 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 
-from verify.machine import starter
+from verify.machine import settings, starter
 
 SAID = "STARTED_WITH"
 
 
 def main() -> int:
     """tell: print what it got.  exit: end with that code.  kill: end by SIGKILL.  raise: fail.
-    sleep: a minute.  hold: start a leashed sleeper, print its process id, and end."""
+    sleep: a minute.  hold: start a leashed sleeper, print its process id, and end.  adopt: start a
+    program that tells, by the starter that this one is a fork of; print what it says, and the
+    parent and the number of threads of this one."""
     match sys.argv[1:]:
         case ["tell", *words]:
             told = {
@@ -42,6 +45,20 @@ def main() -> int:
                 module=__name__, arguments=["sleep"], environment=os.environ, output=2, leashed=True
             )
             print(starter.launch(name, sleeper).pid, flush=True)
+        case ["adopt", name]:
+            starter.adopt()
+            with tempfile.TemporaryFile("w+") as output:
+                child = starter.Program(
+                    module="tests.harness.program",  # which can be __main__ here
+                    arguments=["tell"],
+                    environment=os.environ | {"OMP_NUM_THREADS": "1"},
+                    output=output.fileno(),
+                )
+                starter.launch(name, child).wait(60)
+                output.seek(0)
+                told = json.loads(output.read())
+            here = {"mine": os.getppid(), "threads": os.environ.get("OMP_NUM_THREADS")}
+            print(json.dumps(told | here | {"internal": settings.STARTER in os.environ}))
     return 0
 
 

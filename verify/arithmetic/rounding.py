@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -15,88 +18,118 @@ from verify.arithmetic.dtypes import DType, dtype_named
 Floats = NDArray[np.float64]
 
 
-def cast(values: Floats, dtype: DType) -> Tensor:
+def cast(values: Floats | Tensor, dtype: DType) -> Tensor:
     """Round float64 values to `dtype`, to nearest, ties to even, subnormals kept: a tensor of the
-    same shape.
+    same shape, contiguous, on the device of the values.
 
     What is at least half a unit in the last place above the largest finite number becomes infinity,
     as IEEE 754 has it, or NaN in float8_e4m3fn, which has no infinity; nothing saturates.  At
     exactly half, the tie goes to the even neighbour: infinity for the IEEE formats, 448 for
     float8_e4m3fn.  A NaN becomes the positive quiet NaN; float64 is left as it is.
     """
-    source = np.ascontiguousarray(values, dtype=np.float64).reshape(-1).view(np.uint64)
-    unsigned = np.dtype(f"u{dtype.itemsize}")
-    result = np.empty(source.shape, dtype=unsigned)
-    step = 1 << 14  # what fits a core's cache with its temporaries
-    for start in range(0, source.size, step):
-        result[start : start + step] = _round_bits(source[start : start + step], dtype)
-    signed = torch.from_numpy(result.view(f"i{dtype.itemsize}"))
-    return signed.view(dtype.torch).reshape(values.shape)
-
-
-def _bits(value: int) -> np.uint64:
-    return np.uint64(value)
-
-
-def _round_bits(bits: NDArray[np.uint64], dtype: DType) -> NDArray[np.uint64]:
-    """Bit patterns of float64 to bit patterns of `dtype`."""
+    if not isinstance(values, Tensor):
+        values = torch.from_numpy(np.require(values, np.float64, ("C", "W")))
     if dtype.itemsize == 8:
-        return bits
-    magnitude = bits & _bits((1 << 63) - 1)
-    rounded = _rounded_normal(magnitude, dtype)
-    tiny = np.flatnonzero(magnitude < _bits((1023 + dtype.emin) << 52))
-    if tiny.size:
-        rounded[tiny] = _rounded(magnitude[tiny], dtype)
-    largest, quiet = _encoded_limits(dtype)
-    np.copyto(rounded, _bits(largest + 1), where=rounded > _bits(largest))
-    rounded |= (bits >> _bits(63)) << _bits(8 * dtype.itemsize - 1)
-    np.copyto(rounded, _bits(quiet), where=magnitude > _bits(0x7FF << 52))
-    return rounded
+        return values.clone(memory_format=torch.contiguous_format)
+    # Strides of dimensions of size 1 can be anything.
+    source = values.contiguous().as_strided((values.numel(),), (1,))
+    result = torch.empty(source.shape, dtype=_INTEGERS[dtype.itemsize], device=source.device)
+    # On a CPU, what fits a core's cache with its temporaries.
+    step = 1 << 15 if source.device.type == "cpu" else max(source.numel(), 1)
+    encoding = _encoding(dtype)
+    for part, rounded in zip(torch.split(source, step), torch.split(result, step), strict=True):
+        _round_bits(part, encoding, rounded)
+    return result.view(dtype.torch).view(values.shape)
 
 
-def _rounded(magnitude: NDArray[np.uint64], dtype: DType) -> NDArray[np.uint64]:
-    """Magnitudes in bit patterns of `dtype`, as if its exponents had no end.
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+_MAGNITUDE = (1 << 63) - 1
+_INFINITY = 0x7FF << 52
+_TOP = -1 if sys.byteorder == "little" else 0
 
-    A float64 is sig * 2**(e - 1075).  Its last kept place is 2**(max(e, least) - 1023 -
-    fraction_bits), so the shift grows below the normal range; the rounded significand is added to
-    the exponent field, and its carry does the rest.
+
+@dataclass(frozen=True)
+class _Encoding:
+    """Constants of rounding to a format: those of float64's bit patterns, then those of its own.
+
+    shift: fraction bits that float64 has more.  smallest, highest: bits of the smallest normal and
+    of the largest finite number.  up: what rounds to nearest, less the difference of the exponents'
+    biases.  anchor: a number whose unit in the last place is the format's smallest subnormal, and
+    `anchored` its bits.  past, quiet: the pattern after the largest finite number's, and NaN's.
+    sign: the sign bit.
     """
-    fraction_bits = dtype.precision - 1
-    least = _bits(1023 + dtype.emin)  # float64's exponent field of the smallest normal number
-    field = magnitude >> _bits(52)
-    significand = (magnitude & _bits((1 << 52) - 1)) | (
-        (field > _bits(0)).astype(np.uint64) << _bits(52)
-    )
-    exponent = np.maximum(field, least)
-    below = exponent - np.maximum(field, _bits(1))
-    shift = np.minimum(below + _bits(52 - fraction_bits), _bits(62))
-    tie = (_bits(1) << (shift - _bits(1))) - _bits(1) + ((significand >> shift) & _bits(1))
-    rounded: NDArray[np.uint64] = (significand + tie) >> shift
-    rounded += (exponent - least) << _bits(fraction_bits)
-    return rounded
+
+    shift: int
+    smallest: int
+    highest: int
+    up: int
+    anchor: float
+    anchored: int
+    past: int
+    quiet: int
+    words: int
+    sign: int
 
 
-def _rounded_normal(magnitude: NDArray[np.uint64], dtype: DType) -> NDArray[np.uint64]:
-    """The same of what is normal in `dtype`, as nearly all is: every shift is the same."""
-    fraction_bits = dtype.precision - 1
-    shift = 52 - fraction_bits
-    rounded: NDArray[np.uint64] = (magnitude >> _bits(shift)) & _bits(1)
-    rounded += magnitude
-    rounded += _bits((1 << (shift - 1)) - 1)
-    rounded >>= _bits(shift)
-    rounded -= _bits((1022 + dtype.emin) << fraction_bits)
-    return rounded
-
-
-def _encoded_limits(dtype: DType) -> tuple[int, int]:
-    """Bit patterns of the largest finite number and of the quiet NaN; the pattern after the largest
-    is infinity or NaN."""
+@cache
+def _encoding(dtype: DType) -> _Encoding:
     fraction_bits = dtype.precision - 1
     fraction, exponent = math.frexp(dtype.max)
-    largest = ((exponent - dtype.emin) << fraction_bits) + int(
-        math.ldexp(2 * fraction - 1, fraction_bits)
+    past = ((exponent - dtype.emin) << fraction_bits) + 1
+    past += int(math.ldexp(2 * fraction - 1, fraction_bits))
+    shift = 52 - fraction_bits
+    anchor = math.ldexp(dtype.smallest_subnormal, 52)
+    return _Encoding(
+        shift=shift,
+        smallest=(1023 + dtype.emin) << 52,
+        highest=_bits(dtype.max),
+        up=(1 << (shift - 1)) - 1 - ((1022 + dtype.emin) << 52),
+        anchor=anchor,
+        anchored=_bits(anchor),
+        past=past,
+        quiet=past + (1 << (fraction_bits - 1)) * dtype.has_infinity,
+        words=8 // dtype.itemsize,
+        sign=torch.iinfo(_INTEGERS[dtype.itemsize]).min,
     )
-    return largest, largest + 1 + (1 << (fraction_bits - 1)) * dtype.has_infinity
+
+
+def _bits(value: float) -> int:
+    return int(np.float64(value).view(np.int64))
+
+
+def seen_range(magnitude: Tensor) -> tuple[int, int]:
+    """The least and the largest element; where that would wait for a device, of any tensor."""
+    if magnitude.device.type != "cpu" or not magnitude.numel():
+        return 0, _MAGNITUDE
+    least, most = torch.aminmax(magnitude)
+    return int(least), int(most)
+
+
+def _round_bits(values: Tensor, encoding: _Encoding, rounded: Tensor) -> None:
+    """Write the bit patterns of float64 values in a format into `rounded`, integers of its size.
+
+    What no value needs is left out on a CPU, which can see that for less than it costs.
+    """
+    magnitude = values.view(torch.int64) & _MAGNITUDE
+    least, most = seen_range(magnitude)
+    # Of normal numbers, as if exponents had no end: a carry raises the exponent.
+    found = (magnitude >> encoding.shift).bitwise_and_(1).add_(magnitude).add_(encoding.up)
+    found.bitwise_right_shift_(encoding.shift)
+    if least < encoding.smallest:
+        # A sum with the anchor is rounded to a multiple of the smallest subnormal number; the
+        # multiple is by how much its bits have grown.
+        tiny = (magnitude.view(torch.float64) + encoding.anchor).view(torch.int64)
+        tiny -= encoding.anchored
+        found = torch.where(magnitude < encoding.smallest, tiny, found)
+    if most > encoding.highest:
+        found.clamp_(max=encoding.past)
+    words = values.view(rounded.dtype).view(values.numel(), encoding.words)
+    sign = words[:, _TOP] & encoding.sign  # the first bit of both
+    if most > _INFINITY:
+        nan = magnitude > _INFINITY
+        found.masked_fill_(nan, encoding.quiet)
+        sign.masked_fill_(nan, 0)
+    torch.bitwise_or(found.to(rounded.dtype), sign, out=rounded)
 
 
 def to_format(name: str) -> Callable[[Tensor], Tensor]:

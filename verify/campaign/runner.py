@@ -21,6 +21,7 @@ from rich.console import Console
 from verify.bundle import ROOT
 from verify.campaign import halt
 from verify.campaign.progress import Progress, shown
+from verify.cell.fork_server import CHILD, environment_of
 from verify.evidence import Evidence, load, new_run_id
 from verify.evidence.errors import read as errors_of
 from verify.evidence.explanation import explain
@@ -162,16 +163,25 @@ def _execute(request: RunRequest, console: Console, deadline: float | None) -> i
             session=True,
             leashed=True,
         )
-        process = starter.launch(starter.JUDGES, program)
+        process = _session(program)
         try:
             over = _watch(process, request, console, deadline)
         finally:
-            # The workers and their cells are in its process group; none may outlive it.
+            # The workers are in its process group; none may outlive it.  Cells end with a worker.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = _ended(process)
         output.seek(0)
         return _status(0 if over else code, request, output.read(), console)
+
+
+def _session(program: starter.Program) -> starter.Process:
+    """Start a campaign's session: a fork of what has imported most."""
+    if starter.has(starter.JUDGES):
+        return starter.launch(starter.JUDGES, program)
+    if not starter.has(starter.CELLS):
+        starter.start(starter.CELLS, CHILD, environment_of(()))
+    return starter.launch_root(starter.CELLS, program)
 
 
 def _ended(process: starter.Process, patience: float = _REAPED) -> int:

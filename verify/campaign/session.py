@@ -12,8 +12,9 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from verify.cell.fork_server import environment_of
+from verify.cell.fork_server import CHILD, environment_of
 from verify.machine import leash, starter
+from verify.machine.cores import threads
 from verify.machine.extras import lacking
 from verify.machine.starter_process import leave
 
@@ -26,6 +27,7 @@ _MODULES = (
     "verify.document.terminal",
 )
 _PICTURES = "matplotlib.backends.backend_svg"  # of the report
+_CAMPAIGN = "verify.campaign.chosen"  # the plugin among the arguments of a campaign's session
 
 
 def main() -> int:
@@ -33,14 +35,17 @@ def main() -> int:
     parent = os.environ.pop(leash.PARENT, None)
     if parent is not None:
         leash.die_with(int(parent))
+    starter.adopt()
     # numpy would start threads, and a process with threads must not fork.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if not starter.has(starter.CELLS):
-        starter.start(starter.CELLS, "verify.cell.child", environment_of(()))
+        starter.start(starter.CELLS, CHILD, environment_of(()))
     for module in _MODULES:
         import_module(module)
-    if lacking("matplotlib") is None:
+    # A campaign draws at its end, when there is something to draw.
+    if _CAMPAIGN not in sys.argv and lacking("matplotlib") is None:
         import_module(_PICTURES)
+    _restore_threads()
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all pages
     starter.begin(starter.JUDGES)
@@ -50,6 +55,13 @@ def main() -> int:
     # Plugins are imported already, so their assertions are not rewritten.
     quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     return int(pytest.main([*quiet, *sys.argv[1:]]))
+
+
+def _restore_threads() -> None:
+    """A starter of cells has loaded torch for one thread."""
+    import torch
+
+    torch.set_num_threads(threads())
 
 
 def _fork_workers() -> None:

@@ -22,6 +22,9 @@ from verify.machine import other_triton, settings, starter
 from verify.machine.places import state_directory
 
 ROOT = bundle.ROOT
+CHILD = "verify.cell.child"
+"""The module of a fork server; torch is the most of what it imports."""
+
 _START_TIMEOUT = 180.0  # seconds for a fork server to import torch on a busy machine
 _CONTROL_TIMEOUT = 20.0  # seconds for it to fork, or to wait for the end of a killed process
 _END_TIMEOUT = 15.0  # seconds for it to end its kernel processes when the judge disconnects
@@ -165,7 +168,7 @@ class ForkServer:
         # Its output is needed only if it does not start.
         with tempfile.TemporaryFile() as output:
             program = starter.Program(
-                module="verify.cell.child",
+                module=CHILD,
                 arguments=[str(peer.fileno())],
                 environment=environment_of(self.environment.variables),
                 output=output.fileno(),

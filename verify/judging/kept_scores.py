@@ -84,7 +84,7 @@ class Telling:
         q[large] = factor * _mantissas(source, "q", (_TERMS,))
         signs = source.integers("k", "telling signs", 0, 2, (GROUPS, _TERMS))
         k[:, large] = each / factor / 2.25 * _mantissas(source, "k", (GROUPS, _TERMS))
-        k[:, large] *= torch.from_numpy(signs).double() * 2 - 1
+        k[:, large] *= signs.double() * 2 - 1
         q, k = (rounded(x, p).double() for x in (q, k))
         up = torch.where(torch.arange(GROUPS) % 2 == 0, 1.0, -1.0).double()
         near = up * torch.linspace(_SPREAD / 2, _SPREAD, GROUPS).double()
@@ -95,7 +95,7 @@ class Telling:
             k[:, place] = rounded(missing / weight, p).double()
             missing = missing - weight * k[:, place]
         flips = source.integers("v", "telling signs", 0, 2, (GROUPS, p.head_dim_v))
-        v = torch.from_numpy(flips).double() * 2 - 1
+        v = flips.double() * 2 - 1
         v[:, 0] = up
         return Telling(p, q * math.copysign(1.0, p.scale), k, v)
 
@@ -190,4 +190,4 @@ def later_roundings(block: RowBlock, output: DType) -> Tensor:
 
 def _mantissas(source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
     """Numbers in [1, 2), of 16 bits."""
-    return 1 + torch.from_numpy(source.integers(name, "telling", 0, 65536, shape)) / 65536.0
+    return 1 + source.integers(name, "telling", 0, 65536, shape) / 65536.0

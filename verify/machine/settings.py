@@ -147,7 +147,9 @@ OTHERS = {
 
 # Variables that the suite's processes set for each other; users do not set them.
 WORKSPACES = "VERIFY_SANITIZER_WORKSPACES"  # of a program under a tool: "poisoned" or "unwritten"
+STARTER = "VERIFY_STARTER"  # of a starter's fork that asks it for more, see `starter.adopt`
 INTERNAL = (
+    STARTER,
     "VERIFY_UNTIL",
     "VERIFY_PARENT",
     "VERIFY_XFAILS_TEXT",

@@ -2,7 +2,8 @@
 
 `import torch` takes a second of CPU time, and the judge's modules another.  A campaign needs them
 in each of its workers, and torch in each fork server.  So it has two starters: `CELLS` has imported
-the child's side of a cell, and nothing of the judge; `JUDGES` has imported all.
+the child's side of a cell, torch with it, and nothing of the judge; `JUDGES` has imported all.  It
+is a fork of a fork of the first: torch is imported once.
 
 A starter calls the main() of a module in a fork, which gets the arguments, environment variables,
 directory and descriptors that `python -m module` would get.  `launch` asks a starter, or starts
@@ -15,6 +16,7 @@ a process could start one that is not confined.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import json
@@ -24,14 +26,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from verify.machine import leash, starter_process
-from verify.machine.settings import KIND_FILES
+from verify.machine.settings import KIND_FILES, STARTER
 from verify.machine.starter_process import LARGEST, Request, Server, end_with, inherited
 
 CELLS, JUDGES = "cells", "judges"
-_PATIENCE = 60.0  # seconds until a starter has imported and forked, on a busy machine
+_PATIENCE = 180.0  # seconds until a starter has imported and forked, on a busy machine
 # Variables that Python and the libraries of torch read when they start, and never again.
 _AT_START = (
     "PYTHON",
@@ -46,6 +48,8 @@ _AT_START = (
     KIND_FILES,
 )
 _ALWAYS = ("PYTHONPATH",)  # a fork's sys.path is made from it
+# A process that sets its own number of threads can do without the variables of these names.
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +173,52 @@ def launch(name: str, program: Program) -> Process:
         )
 
 
+def launch_root(name: str, program: Program) -> Process:
+    """`launch` a program that calls `adopt`, and can then ask the starter itself.
+
+    Of what only a start of Python reads, its numbers of threads can differ from the starter's.
+    """
+    starter = _starters.get(name)
+    if starter is None:
+        return launch(name, program)
+    own, given = _at_start(program.environment), _at_start(starter.variables)
+    differ = {each: own.get(each) for each in _THREADS if own.get(each) != given.get(each)}
+    descriptor = starter.socket.fileno()
+    said = json.dumps({"name": name, "descriptor": descriptor, "variables": differ})
+    kept = {name: value for name, value in program.environment.items() if name not in differ}
+    environment = kept | {each: given[each] for each in differ if each in given}
+    if not starter.can_start(environment):
+        return launch(name, program)
+    return launch(
+        name,
+        replace(
+            program,
+            environment=environment | {STARTER: said},
+            keep=[*program.keep, descriptor],
+        ),
+    )
+
+
+def adopt() -> None:
+    """In a program that `launch_root` started: ask its starter from now on, and restore the
+    variables that the starter has otherwise.  Another program is left as it is.
+
+    Call it before numbers of threads are read.
+    """
+    said = os.environ.pop(STARTER, None)
+    if said is None:
+        return
+    found = json.loads(said)
+    client = socket.socket(fileno=found["descriptor"])
+    client.set_inheritable(False)
+    _add(found["name"], client, os.environ)
+    for name, value in found["variables"].items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+
+
 def has(name: str) -> bool:
     """Whether this process can ask that starter."""
     return name in _starters
@@ -192,9 +242,10 @@ def begin(name: str) -> None:
 
 
 def start(name: str, module: str, environment: Mapping[str, str]) -> None:
-    """Start a starter that has imported that module alone.
+    """Start a starter that has imported that module alone, in a session of its own.
 
-    It ends when no process has the client's end of its socket any more.
+    It ends when no process has the client's end of its socket any more; and with this process, if
+    that ends in an orderly way, as do all of its forks that lead no session.
     """
     if not _possible():
         return
@@ -207,7 +258,9 @@ def start(name: str, module: str, environment: Mapping[str, str]) -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C is not for its forks
         )
+    atexit.register(_end, process.pid, os.getpid())
     process.returncode = 0  # no wait() follows, and Popen warns if a process has no exit code
     _add(name, ours, environment)
 
@@ -217,6 +270,13 @@ def _add(name: str, client: socket.socket, variables: Mapping[str, str]) -> None
         _drop(name)
     _starters[name] = _Starter(client, dict(variables))
     inherited.add(client.fileno())
+
+
+def _end(group: int, owner: int) -> None:
+    """Kill a starter and its forks, from the process that started it."""
+    if os.getpid() == owner:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
 
 
 def _drop(name: str) -> None:

@@ -35,10 +35,8 @@ def shifted(trial: Trial) -> Tensor:
     problem = trial.problem
     step = 2 ** min(problem.format.precision - 2, 6)
     batch, heads, _, dim = Source(problem).shape("k")
-    w = step * Source(problem).integers("k", "shift", -2, 2, (batch, heads, 1, dim)).astype(
-        "float64"
-    )
-    return cast(trial.inputs.k.double().numpy() + w, problem.format)
+    w = step * Source(problem).integers("k", "shift", -2, 2, (batch, heads, 1, dim)).double()
+    return cast(trial.inputs.k.double() + w, problem.format)
 
 
 def judge(trial: Trial) -> Ruling:

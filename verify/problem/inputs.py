@@ -1,7 +1,7 @@
 """From a Problem to its tensors: the same bits on every machine, in every process, with any number
 of threads.
 
-`tensors` and `dout` give logical values on the CPU; how they lie in memory is the arena's concern.
+`tensors` and `dout` give logical values; how they lie in memory is the arena's concern.
 Values are drawn in float64 by `verify.problem.distributions` and rounded by `cast`, an integer
 algorithm, because casts differ between devices (and between the Triton interpreter, torch and
 ml_dtypes).  The distributions whose answer an oracle knows are in `verify.problem.known_answers`.
@@ -12,17 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from references.premises import Premise
-from verify.arithmetic.dtypes import DType, dtype_named
-from verify.arithmetic.rounding import Floats, cast
+from verify.arithmetic.dtypes import dtype_named
+from verify.arithmetic.rounding import cast
 from verify.problem import Problem, ProblemError
 from verify.problem.distributions import DISTRIBUTIONS, Distribution
 from verify.problem.known_answers import GATHERS, gather_possible
-from verify.problem.source import Source
+from verify.problem.source import FIVE_INTEGERS, NORMAL, Source, stored
 
 
 @dataclass(frozen=True)
@@ -45,39 +44,39 @@ class Inputs:
         return {"q": self.q, "k": self.k, "v": self.v, **self.others}
 
 
-def tensors(problem: Problem) -> Inputs:
+def tensors(problem: Problem, device: torch.device | str = "cpu") -> Inputs:
     """The inputs of a problem, the factors of its quantisation among them.
 
-    Raises ProblemError if its distribution is unknown or impossible for it.
+    device: where they are made, with the same bits on each.  Raises ProblemError if the problem's
+    distribution is unknown or impossible for it.
     """
-    drawn = _distribution(problem).fill(Source(problem))
-    q, k, v = (cast(_quantised(values, problem.format), problem.format) for values in drawn)
-    return Inputs(q, k, v, stored_factors(problem))
+    place = torch.device(device)
+    drawn = _distribution(problem).fill(Source(problem, place))
+    q, k, v = (stored(values, problem.format) for values in drawn)
+    return Inputs(q, k, v, stored_factors(problem, place))
 
 
-def _quantised(values: Floats, dtype: DType) -> Floats:
-    """Values for a format without infinity saturate, as a quantiser lets them."""
-    return values if dtype.has_infinity else np.clip(values, -dtype.max, dtype.max)
-
-
-def stored_factors(problem: Problem) -> dict[str, Tensor]:
+def stored_factors(problem: Problem, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """float32 factors of the problem's quantisation by the name of their buffer, as stored.
 
     Of eight significant bits, in [1/4, 4).  Where an oracle must know O bit for bit, powers of two,
     and those of q and k cancel: their product is 1 for a head's own factors, and another head's
     would show.  If a head has several, those of q and k are 1.
     """
-    source, exact = Source(problem), _distribution(problem).oracle
+    source, exact = Source(problem, torch.device(device)), _distribution(problem).oracle
     several = Premise.FACTORS_BY_HEAD in problem.quantisation.breaks
     found = {}
     for buffer, shape in problem.quantisation.stored(problem.shapes).items():
         name = buffer.removeprefix("descale_")
         stream = "q" if name == "k" and exact else name
-        words = source.words(stream, "descale", shape).astype(np.int64)
-        exponent = ((words & 3) - 2) * (-1 if name == "k" and exact else 1)
-        exponent *= not (exact and several and name != "v")
-        mantissa = np.where(exact, 128, 128 + (words >> 2 & 127))
-        found[buffer] = cast(np.ldexp(mantissa / 128, exponent), dtype_named("float32"))
+        words = source.words(stream, "descale", shape).long()
+        powers = [0.25, 0.5, 1.0, 2.0]
+        if exact:
+            powers = [1 / power for power in powers] if name == "k" else powers
+            powers = powers if not several or name == "v" else [1.0] * 4
+        mantissa = 128 if exact else 128 + (words >> 2 & 127).double()
+        values = source.floats(powers)[words & 3] * mantissa / 128.0
+        found[buffer] = cast(values, dtype_named("float32"))
     return found
 
 
@@ -109,18 +108,17 @@ def check_distribution(problem: Problem) -> None:
         raise ProblemError(f"distribution: {problem.distribution} cannot be built: {reason}")
 
 
-def dout(problem: Problem) -> Tensor:
+def dout(problem: Problem, device: torch.device | str = "cpu") -> Tensor:
     """The upstream gradient dO, (batch, heads_q, seqlen_q, head_dim_v) in O's dtype, contiguous, on
-    the CPU.
+    that device.
 
     N(0, 1), or integers in [-2, 2] where the distribution is made of integers.
     """
-    source = Source(problem)
+    source = Source(problem, torch.device(device))
+    purpose, table = "normal", NORMAL
     if _distribution(problem).integer_dout:
-        values = (source.integers("out", "integers", 0, 65536) % 5 - 2).astype(np.float64)
-    else:
-        values = source.normal("out")
-    return cast(values, problem.format_out)
+        purpose, table = "integers", FIVE_INTEGERS
+    return stored(source.picked("out", purpose, table), problem.format_out)
 
 
 def _distribution(problem: Problem) -> Distribution:

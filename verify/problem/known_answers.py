@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from references.premises import Premise
-from verify.arithmetic.rounding import Floats
 from verify.problem import Problem, ProblemError
-from verify.problem.distributions import Values, distribution
+from verify.problem.distributions import SPARSE, Values, distribution, normal_of, signs
 from verify.problem.premises import broken
-from verify.problem.source import Integers, Source
+from verify.problem.source import FIVE_INTEGERS, Source, Table, bits, integer_table
 
 GATHERS = ("gather", "gather_integers")
 # A key outweighs the others by what its product is larger than theirs.
@@ -37,12 +36,12 @@ def counting(source: Source) -> Values:
     / visible keys.
     """
     _, _, seqlen, dim = source.shape("v")
-    hit = np.arange(seqlen)[:, None] % max(dim - 1, 1) == np.arange(dim) - 1
+    hit = source.arange(seqlen)[:, None] % max(dim - 1, 1) == source.arange(dim) - 1
     hit[:, 0] = True
     return (
-        np.zeros(source.shape("q")),
-        source.normal("k"),
-        np.broadcast_to(hit, source.shape("v")).astype(np.float64),
+        source.floats(0.0).expand(source.shape("q")),
+        normal_of(source, "k"),
+        hit.double().expand(source.shape("v")),
     )
 
 
@@ -55,30 +54,27 @@ def integer_scores(source: Source) -> Values:
     are +x and -x, x a power of two up to 2^21 (2^11 in 8 bits): sum |q k| is below 2^23 (2^13), so
     that any order of adding is exact on any unit.
     """
-    words = np.arange(65536)
-    table = np.where(words * 5 < 65536 * 4, 0.0, np.array([-2.0, -1.0, 1.0, 2.0])[words & 3])
-    q, k = table[source.words("q", "sparse")], table[source.words("k", "sparse")]
+    q, k = (source.stored(source.picked(name, "sparse", SPARSE)) for name in "qk")
     half = source.problem.head_dim // 2
     if half:
-        picks = source.integers("all", "pair", 0, 65536, (2,))
-        first, second = (
-            int(picks[0]) % half,
-            half + int(picks[1]) % (source.problem.head_dim - half),
-        )
+        picks = source.picks("pair", 2)
+        first = picks[0] % half
+        second = half + picks[1] % (source.problem.head_dim - half)
         large_q, large_k = (
             (2.0**5, 2.0**6) if source.problem.format.itemsize == 1 else (2.0**10, 2.0**11)
         )
-        q[..., first] = q[..., second] = large_q * _signed_powers(source, "q")
-        k[..., first] = large_k * _signed_powers(source, "k")
-        k[..., second] = -k[..., first]
-    return q, k, source.normal("v")
+        of_q = large_q * _signed_powers(source, "q")
+        of_k = large_k * _signed_powers(source, "k")
+        for place, row in ((first, of_k), (second, -of_k)):
+            bits(q)[..., place] = bits(source.stored(of_q))
+            bits(k)[..., place] = bits(source.stored(row))
+    return q, k, normal_of(source, "v")
 
 
-def _signed_powers(source: Source, name: str) -> Floats:
-    """+-1, +-1/2 or +-1/4 for each row of a tensor."""
+def _signed_powers(source: Source, name: str) -> Tensor:
+    """+-1, +-1/2 or +-1/4 for each row of a tensor, float64."""
     words = source.integers(name, "power", 0, 65536, source.shape(name)[:3])
-    powers: Floats = np.where(words & 1, -1.0, 1.0) * np.array([1.0, 0.5, 0.25])[(words >> 1) % 3]
-    return powers
+    return signs(words) * source.floats([1.0, 0.5, 0.25])[(words >> 1) % 3]
 
 
 DYADIC_RANGE = 8  # of the scores of `dyadic`: no weight is below 2^-8 of the row's largest
@@ -94,27 +90,39 @@ def dyadic(source: Source) -> Values:
     [-2, 2].
     """
     _, _, seqlen, dim = source.shape("k")
-    climbing = int(source.integers("all", "climb", 0, 65536, (1,))[0]) % dim
-    k = source.words("k", "dyadic").astype(np.int64) % 5 - 2
-    k[..., climbing] = np.arange(seqlen) * 5 // max(seqlen, 1) - 2
+    climbing = source.picks("climb", 1)[0] % dim
+    k = source.stored(source.picked("k", "dyadic", FIVE_INTEGERS))
+    climb = (source.arange(seqlen) * 5 // max(seqlen, 1) - 2).double()
+    bits(k)[..., climbing] = bits(source.stored(climb))
     words = source.integers("q", "own", 0, 65536, (*source.shape("q")[:3], 1))
-    place = np.arange(source.problem.head_dim)
-    own = np.where(words & 1, -1.0, 1.0) * (place == (words >> 2) % dim)
-    q = np.where(place == climbing, np.where(words & 2, -1.0, 1.0), own)
-    return q, k.astype(np.float64), source.integers("v", "dyadic", -4, 4).astype(np.float64)
+    place = source.arange(source.problem.head_dim)
+    common, own = (bits(source.stored(signs(words >> shift))) for shift in (1, 0))
+    zero = own & torch.iinfo(own.dtype).min  # of that sign
+    q = torch.where(place == (words >> 2) % dim, own, zero)
+    q = torch.where(place == climbing, common, q).view(k.dtype)
+    return q, k, source.picked("v", "dyadic", integer_table(-4, 4))
 
 
 @distribution(oracle=True, integer_dout=True)
 def octaves(source: Source) -> Values:
     """Eight significant bits, 1/4 <= |x| < 2: normal numbers of every format, with room to be
     multiplied by powers of two."""
-    words = np.arange(65536)
-    exponents = np.array([math.ldexp(1.0, e - 7) for e in (-2, -1, 0)])
-    table: Floats = (
-        np.where(words & 1, -1.0, 1.0) * (128 + (words >> 1 & 127)) * exponents[(words >> 8) % 3]
-    )
-    q, k, v = (table[source.words(name, "octaves")] for name in "qkv")
+    q, k, v = (source.picked(name, "octaves", _OCTAVES) for name in "qkv")
     return q, k, v
+
+
+def _eight_bits(exponents: range) -> Tensor:
+    """Numbers of eight significant bits, of both signs, with these exponents of the first bit, for
+    each 16-bit word."""
+    words = torch.arange(65536)
+    units = torch.tensor([math.ldexp(1.0, e - 7) for e in exponents], dtype=torch.float64)
+    sized = (128 + (words >> 1 & 127)) * units[(words >> 8) % len(exponents)]
+    return signs(words) * sized
+
+
+_OCTAVES = Table(lambda: _eight_bits(range(-2, 1)))
+# They look unlike each other: 2^-6 <= |x| < 2^7, exact in every 16-bit format.
+_DISTINCT = Table(lambda: _eight_bits(range(-6, 7)))
 
 
 @distribution(oracle=True, integer_dout=True)
@@ -125,39 +133,37 @@ def gather(source: Source) -> Values:
     Keys are distinct +-1 codes, another set per key head; q_i is the code of key pi(i) times
     `gather_gain`.
     """
-    return *_selecting(source), _distinct(source)
+    return *_selecting(source), source.picked("v", "distinct", _DISTINCT)
 
 
 @distribution(oracle=True, integer_dout=True)
 def gather_integers(source: Source) -> Values:
     """As `gather`, with integers in [-8, 8) for V: dO V^T and delta are equal and exact, so dQ = dK
     = 0 and dV scatters dO."""
-    return *_selecting(source), source.integers("v", "gathered", -8, 8).astype(np.float64)
+    return *_selecting(source), source.picked("v", "gathered", integer_table(-8, 8))
 
 
-def _selecting(source: Source) -> tuple[Floats, Floats]:
+def _selecting(source: Source) -> tuple[Tensor, Tensor]:
     """q and k of `gather`."""
     problem = source.problem
     reason = gather_possible(problem)
     if reason is not None:
         raise ProblemError(reason)
     codes = _codes(source)
-    chosen = gather_targets(problem).numpy()
     batch, heads = source.shape("q")[:2]
-    own = np.broadcast_to(codes, (problem.batch, problem.heads_kv, *codes.shape[2:]))
-    b, h = np.arange(batch)[:, None, None], (np.arange(heads) // problem.group)[:, None]
+    chosen = gather_targets(problem)[:batch, :heads].to(source.device)
+    own = codes.expand(problem.batch, problem.heads_kv, -1, -1)
+    b = source.arange(batch)[:, None, None]
+    h = (source.arange(heads) // problem.group)[:, None]
     if problem.seqlen_kv:
         # An empty row selects a key that it must not see: zeros would hide that it looked.
-        q = own[
-            b,
-            h,
-            np.where(chosen < 0, np.arange(problem.seqlen_q) % problem.seqlen_kv, chosen)[
-                :batch, :heads
-            ],
-        ]
+        other = source.arange(problem.seqlen_q) % problem.seqlen_kv
+        q = own[b, h, torch.where(chosen < 0, other, chosen)]
     else:
-        q = np.ones(source.shape("q"))
-    return q * (gather_gain(problem) * source.sign), np.broadcast_to(codes, source.shape("k"))
+        q = source.ones("q").bool()
+    gain = gather_gain(problem) * source.sign
+    k = source.where(codes, 1.0, -1.0).expand(source.shape("k"))
+    return source.where(q, gain, -gain), k.clone(memory_format=torch.contiguous_format)
 
 
 def gather_possible(problem: Problem) -> str | None:
@@ -219,7 +225,7 @@ def gather_targets(problem: Problem) -> Tensor:
     return torch.from_numpy(np.broadcast_to(np.where(high > low, chosen, -1), logical).copy())
 
 
-def _search_targets(problem: Problem, words: NDArray[np.uint64]) -> Integers:
+def _search_targets(problem: Problem, words: NDArray[np.uint64]) -> NDArray[np.int64]:
     """`gather_targets` where rows see no single interval: the (word mod visible)-th visible key, a
     few rows at a time."""
     targets = np.full(words.shape, -1, dtype=np.int64)
@@ -248,29 +254,20 @@ def _code_bits(problem: Problem) -> int:
     return max(1, (problem.seqlen_kv - 1).bit_length()) if problem.seqlen_kv else 1
 
 
-def _codes(source: Source) -> Floats:
-    """(batch, heads_kv, seqlen_kv, head_dim) of +-1, size 1 where k or q is expanded: element d is
-    bit d mod bits of a bijective scramble of j, so that two keys differ in at least floor(head_dim
-    / bits) elements."""
+def _codes(source: Source) -> Tensor:
+    """Signs, bool (batch, heads_kv, seqlen_kv, head_dim), True for 1 and False for -1.
+
+    Of size 1 where k or q is expanded.  Element d is bit d mod width of a bijective scramble of j,
+    so that two keys differ in at least floor(head_dim / width) elements.
+    """
     problem = source.problem
-    bits = _code_bits(problem)
-    word = (1 << bits) - 1
+    width = _code_bits(problem)
+    word = (1 << width) - 1
     expand = problem.layout_q.expand + problem.layout_k.expand
     heads = (1 if "b" in expand else problem.batch, 1 if "h" in expand else problem.heads_kv)
-    x = np.arange(problem.seqlen_kv) ^ (source.integers("k", "code", 0, 65536, (*heads, 1)) & word)
-    for _ in range(2):  # an odd multiple and a xorshift are bijections of `bits`-bit words
+    scramble = source.integers("k", "code", 0, 65536, (*heads, 1)) & word
+    x = source.arange(problem.seqlen_kv) ^ scramble
+    for _ in range(2):  # an odd multiple and a xorshift are bijections of words of that width
         x = (x * 0x2C1B3C6D) & word
-        x = x ^ (x >> max(bits // 2, 1))
-    signs = np.where(x[..., None] >> np.arange(bits) & 1, 1.0, -1.0)
-    return np.take(signs, np.arange(problem.head_dim) % bits, axis=-1)
-
-
-def _distinct(source: Source) -> Floats:
-    """Values that look unlike each other: normal, eight significant bits, 2^-6 <= |x| < 2^7, exact
-    in every 16-bit format."""
-    words = np.arange(65536)
-    exponents = np.array([math.ldexp(1.0, e - 7) for e in range(-6, 7)])
-    table: Floats = (
-        np.where(words & 1, -1.0, 1.0) * (128 + (words >> 1 & 127)) * exponents[(words >> 8) % 13]
-    )
-    return table[source.words("v", "distinct")]
+        x = x ^ (x >> max(width // 2, 1))
+    return (x[..., None] >> source.arange(problem.head_dim) % width & 1).bool()

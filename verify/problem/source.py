@@ -1,29 +1,142 @@
-"""Random words and numbers of a problem, the same bits on every machine."""
+"""Random words and numbers of a problem, the same bits on every machine and device."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from verify.arithmetic.rounding import Floats
-from verify.problem import Problem
+from verify.arithmetic.dtypes import DType
+from verify.arithmetic.rounding import Floats, cast
+from verify.problem import Problem, philox
 
-Integers = NDArray[np.int64]
 Shape4 = tuple[int, int, int, int]
 _SQRT_HALF = 0.7071067811865476  # the geometric middle between two powers of two
+_CPU = torch.device("cpu")
+_WORDS = 1 << 16  # different 16-bit words
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A number for each 16-bit word.
+
+    make: gives 65536 float64 values on the CPU; called once, at the first use.
+    """
+
+    make: Callable[[], Tensor]
+    _kept: dict[object, Tensor] = field(default_factory=dict)
+
+    def values(self, device: torch.device) -> Tensor:
+        """The numbers, float64."""
+        return self._on(device, "values", self.make)
+
+    def rounded(self, dtype: DType, device: torch.device) -> Tensor:
+        """The numbers in `dtype`, as `stored` rounds them."""
+        return self._on(device, dtype.name, lambda: stored(self.values(_CPU), dtype))
+
+    def _on(self, device: torch.device, what: str, make: Callable[[], Tensor]) -> Tensor:
+        key = device, what
+        if key not in self._kept:
+            self._kept[key] = make().to(device)
+        return self._kept[key]
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Numbers of a table, one for each word: rounded without a detour through float64.
+
+    words: int32 in [0, 65536).  factor: of all numbers.
+    """
+
+    table: Table
+    words: Tensor
+    factor: float = 1.0
+
+    @property
+    def values(self) -> Tensor:
+        """The numbers in float64."""
+        found = self._of(self.table.values(self.words.device))
+        return found if self.factor == 1.0 else found * self.factor
+
+    def stored(self, dtype: DType) -> Tensor:
+        """What `stored` makes of the values, the same bits."""
+        device = self.words.device
+        if self.factor == 1.0:
+            return self._of(self.table.rounded(dtype, device))
+        if self.words.numel() < _WORDS:
+            return stored(self.values, dtype)
+        return self._of(stored(self.table.values(device) * self.factor, dtype))
+
+    def _of(self, table: Tensor) -> Tensor:
+        # By integers: index_select knows few formats.
+        found = bits(table).index_select(0, self.words.flatten())
+        return found.view(table.dtype).view(self.words.shape)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """A contiguous tensor's elements as signed integers of their size."""
+    return tensor.view(_INTEGERS[tensor.dtype.itemsize])
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def stored(values: Tensor | Picked, dtype: DType) -> Tensor:
+    """Values as a tensor holds them: rounded; for a format without infinity saturated, as a
+    quantiser lets them.  Contiguous, on the device of the values.
+
+    values: float64; what is in `dtype` already stays.
+    """
+    if isinstance(values, Picked):
+        return values.stored(dtype)
+    if values.dtype == dtype.torch != torch.float64:
+        return values
+    # What is expanded is rounded once.
+    steps = zip(values.stride(), values.shape, strict=True)
+    once = tuple(slice(1) if not step and size else slice(None) for step, size in steps)
+    kept = values[once]
+    if not dtype.has_infinity:
+        kept = kept.clamp(-dtype.max, dtype.max)
+    rounded = cast(kept, dtype)
+    if rounded.shape == values.shape:
+        return rounded
+    return rounded.expand(values.shape).clone(memory_format=torch.contiguous_format)
+
+
+def _raw(key: int, count: int) -> NDArray[np.uint64]:
+    words = np.random.Philox(key=key, counter=0).random_raw(count)
+    return np.asarray(words, dtype=np.uint64)
+
+
+def cpu_words(key: int, count: int) -> Tensor:
+    """The first 16-bit words of a key, int32: each word of Philox is four, the lowest first."""
+    raw = _raw(key, -(-count // 4)).astype("<u8", copy=False).view("<u2")
+    return torch.from_numpy(raw[:count].astype(np.int32))
+
+
+def device_words(key: int, count: int, device: torch.device) -> Tensor:
+    """The same words, made on a device."""
+    raw = philox.words(key, -(-count // 4), device)
+    return raw.view(torch.int16)[:count].int().bitwise_and_(65535)
 
 
 @dataclass(frozen=True)
 class Source:
     """What a distribution draws from: the problem, the shapes to fill and independent streams of
-    random words."""
+    random words.
+
+    device: where the tensors are made; their bits are the same on each.
+    """
 
     problem: Problem
+    device: torch.device = _CPU
 
     def shape(self, name: str) -> Shape4:
         """Stored shape of "q", "k", "v" or "out": the logical one, with 1 for each dimension that
@@ -33,36 +146,73 @@ class Source:
         return 1 if "b" in expand else batch, 1 if "h" in expand else heads, seqlen, dim
 
     def raw(self, name: str, purpose: str, count: int) -> NDArray[np.uint64]:
-        """`count` 64-bit words of the stream (seed, name, purpose)."""
-        text = f"attention-verify/{self.problem.seed}/{name}/{purpose}"
-        key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
-        words = np.random.Philox(key=key, counter=0).random_raw(count)
-        return np.asarray(words, dtype=np.uint64)
+        """`count` 64-bit words of the stream (seed, name, purpose), for what the CPU decides."""
+        return _raw(self._key(name, purpose), count)
 
-    def words(
-        self, name: str, purpose: str, shape: tuple[int, ...] | None = None
-    ) -> NDArray[np.uint16]:
-        """16-bit words, of the stored shape of that tensor unless another is given."""
+    def _key(self, name: str, purpose: str) -> int:
+        text = f"attention-verify/{self.problem.seed}/{name}/{purpose}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
+
+    def words(self, name: str, purpose: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """16-bit words as int32, of the stored shape of that tensor unless another is given."""
         shape = self.shape(name) if shape is None else shape
         count = math.prod(shape)
-        raw = self.raw(name, purpose, -(-count // 4)).astype("<u8", copy=False).view("<u2")
-        return raw[:count].reshape(shape)
+        key = self._key(name, purpose)
+        cpu = self.device.type == "cpu"
+        found = cpu_words(key, count) if cpu else device_words(key, count, self.device)
+        return found.view(shape)
+
+    def picks(self, purpose: str, count: int) -> list[int]:
+        """16-bit words of the stream (seed, "all", purpose), for what the CPU decides."""
+        return cpu_words(self._key("all", purpose), count).tolist()
+
+    def picked(
+        self, name: str, purpose: str, table: Table, shape: tuple[int, ...] | None = None
+    ) -> Picked:
+        """Numbers of a table, one for each word of `words`."""
+        return Picked(table, self.words(name, purpose, shape))
 
     def normal(
         self, name: str, purpose: str = "normal", shape: tuple[int, ...] | None = None
-    ) -> Floats:
-        """N(0, 1) on 65536 quantiles: multiples of 2^-20 with 2^-17 < |x| < 4.4."""
-        return _normal_quantiles()[self.words(name, purpose, shape)]
+    ) -> Tensor:
+        """N(0, 1) on 65536 quantiles, float64: multiples of 2^-20 with 2^-17 < |x| < 4.4."""
+        return self.picked(name, purpose, NORMAL, shape).values
 
     def integers(
         self, name: str, purpose: str, low: int, high: int, shape: tuple[int, ...] | None = None
-    ) -> Integers:
-        """Integers in [low, high), high - low a power of two."""
-        return (self.words(name, purpose, shape) & (high - low - 1)).astype(np.int64) + low
+    ) -> Tensor:
+        """Integers in [low, high), int64; high - low is a power of two."""
+        words = self.words(name, purpose, shape).bitwise_and_(high - low - 1)
+        return words.long().add_(low)
 
-    def rows(self, low: int, high: int) -> Floats:
-        """One integer in [low, high) per query row, (batch, heads_q, seqlen_q, 1) as stored."""
-        return self.integers("q", "rows", low, high, (*self.shape("q")[:3], 1)).astype(np.float64)
+    def rows(self, low: int, high: int) -> Tensor:
+        """One integer in [low, high) per query row, int64 (batch, heads_q, seqlen_q, 1) as
+        stored."""
+        return self.integers("q", "rows", low, high, (*self.shape("q")[:3], 1))
+
+    def stored(self, values: Tensor | Picked | float) -> Tensor:
+        """Values, or one number, rounded to the problem's dtype."""
+        given = self.floats(values) if isinstance(values, float) else values
+        return stored(given, self.problem.format)
+
+    def where(
+        self, chosen: Tensor, one: Tensor | Picked | float, other: Tensor | Picked | float
+    ) -> Tensor:
+        """`one` where chosen, `other` elsewhere, in the problem's dtype."""
+        found = torch.where(chosen, bits(self.stored(one)), bits(self.stored(other)))
+        return found.view(self.problem.format.torch)
+
+    def arange(self, count: int) -> Tensor:
+        """0, 1, ... count - 1, int64."""
+        return torch.arange(count, device=self.device)
+
+    def floats(self, values: object) -> Tensor:
+        """Numbers that the CPU knows, float64."""
+        return torch.tensor(values, dtype=torch.float64, device=self.device)
+
+    def ones(self, name: str) -> Tensor:
+        """1 for each stored element of that tensor, float64, expanded."""
+        return self.floats(1.0).expand(self.shape(name))
 
     @property
     def sign(self) -> float:
@@ -110,7 +260,6 @@ class Source:
         return math.ldexp(1.0, of_q), math.ldexp(exact if 0.25 <= exact <= 2 else 1.0, of_k)
 
 
-@cache
 def _normal_quantiles() -> Floats:
     """Quantiles of N(0, 1) at (i + 1/2) / 65536, rounded to 2^-20; by midpoint integration of the
     density."""
@@ -130,3 +279,17 @@ def _normal_quantiles() -> Floats:
     inside = (probability - below[cell]) / (below[cell + 1] - below[cell])
     positive = np.rint((cell + inside) * step * 2.0**20) * 2.0**-20
     return np.concatenate([-positive[::-1], positive])
+
+
+NORMAL = Table(lambda: torch.from_numpy(_normal_quantiles()))
+FIVE_INTEGERS = Table(lambda: torch.arange(65536).remainder(5).sub(2).double())  # in [-2, 2]
+
+
+def _integers(low: int, high: int) -> Tensor:
+    return (torch.arange(65536) & (high - low - 1)).double() + low
+
+
+@cache
+def integer_table(low: int, high: int) -> Table:
+    """Integers in [low, high), as `Source.integers` gives them."""
+    return Table(lambda: _integers(low, high))

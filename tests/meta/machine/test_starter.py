@@ -107,6 +107,34 @@ def test_what_only_a_start_of_python_reads_is_read_by_one(name: str) -> None:
     assert told(forks=False, environment=variables)["words"] == []
 
 
+@pytest.mark.parametrize("threads", [None, "3"])
+def test_a_root_asks_the_starter_that_it_is_a_fork_of(threads: str | None) -> None:
+    """It has its own numbers of threads again; what it starts is no child of its own."""
+    one = {**VARIABLES, "OMP_NUM_THREADS": "1"}
+    starter.start(NAME, MODULE, one)
+    other = {name: value for name, value in one.items() if name != "OMP_NUM_THREADS"}
+    other |= {} if threads is None else {"OMP_NUM_THREADS": threads}
+    found = rooted(other)
+    assert found["parent"] == found["mine"] != os.getpid()
+    assert (found["threads"], found["internal"]) == (threads, False)
+    assert found["descriptors"] == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("started")
+def test_a_root_that_needs_another_start_of_python_gets_one() -> None:
+    found = rooted({**VARIABLES, "PYTHONHASHSEED": "3"})
+    assert found["mine"] == os.getpid() != found["parent"]  # it has no starter to ask
+
+
+def rooted(variables: dict[str, str]) -> dict[str, object]:
+    """What a root prints that is told to adopt its starter."""
+    with tempfile.TemporaryFile("w+") as output:
+        root = program("adopt", NAME, output=output.fileno(), environment=variables)
+        assert starter.launch_root(NAME, root).wait(60) == 0
+        output.seek(0)
+        return dict(json.loads(output.read()))
+
+
 @pytest.mark.usefixtures("started")
 def test_without_its_starter_a_program_is_started_by_python() -> None:
     parent = int(str(told()["parent"]))

@@ -18,9 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from verify.arithmetic import rounding
 from verify.arithmetic.dtypes import DTYPES, dtype_named
 from verify.arithmetic.rounding import cast
-from verify.problem import Problem
+from verify.problem import Problem, ProblemError, philox, source
 from verify.problem.distributions import DISTRIBUTIONS
 from verify.problem.inputs import dout, tensors
 
@@ -73,6 +74,44 @@ KNOWN_TOGETHER = {
     ),
     "sq=5,skv=9,d=16,dtype=float64,dist=": "37b48b4f4feb1135",
 }
+# Of all inputs and dO of SHAPES in every dtype, as they were when torch did not make them yet.
+KNOWN_EVERYWHERE = {
+    "normal": "1b8db4a7d8a0f2e9",
+    "small_integers": "8b3b844a4eb740fd",
+    "outliers": "16370f8f7e0f27fc",
+    "large_logits": "1d13146a1fc6c1a4",
+    "negative_lse": "c8300aa921bed992",
+    "below_sentinel": "e5ad26a62092090d",
+    "equal_rows": "857e620ceacdd4e2",
+    "tied_maxima": "b4d950a3a90424aa",
+    "increasing": "ff5539c6dd350f10",
+    "decreasing": "f713148991ce9055",
+    "sink": "64b52132269de645",
+    "same_sign_v": "bc2ab3428c55eee4",
+    "v_mean": "4daa8a6695571937",
+    "ones_v": "9f6170013c5f6469",
+    "one_hot_v": "1fe0144964fac914",
+    "zero_v_columns": "25d3a32f005be99a",
+    "low_rank": "5884868a20ceaecb",
+    "subnormals": "740ddf7261e5feaa",
+    "range_edges": "8e3873ebd845ddeb",
+    "counting": "39bed5ae22ccaf5d",
+    "integer_scores": "e5dedcca2d1ae19d",
+    "dyadic": "7568442ea7c1a325",
+    "octaves": "3eda55ff94d1ce9b",
+    "gather": "6646eab1eb43bf30",
+    "gather_integers": "b34b0774f7f7fff0",
+}
+SHAPES = (
+    "b=2,hq=4,hkv=2,sq=33,skv=65,d=40,dv=24,seed=7",
+    (
+        "b=3,hq=6,hkv=3,sq=5,skv=70,d=17,dv=9,mask=lengths.5_3_1.70_9_64,scale=-0.3,seed=9,"
+        "lq=bshd.p8.o1,lk=transposed.p8,lv=sbhd.xh"
+    ),
+    "b=2,hq=2,hkv=1,sq=1,skv=300,d=64,scale=4.0,seed=4294967295,lq=bhsd.xb,lk=bhsd.xbh,lv=bhsd.xb",
+    "hq=1,hkv=1,sq=17,skv=0,d=16,seed=2",
+    "hq=3,hkv=3,sq=0,skv=9,d=8,scale=1e-9,seed=3",
+)
 
 
 def problem(**changes: object) -> Problem:
@@ -236,6 +275,59 @@ def together(text: str) -> str:
     return hashlib.sha256(
         " ".join(digest(Problem.parse(text + name)) for name in DISTRIBUTIONS).encode()
     ).hexdigest()[:16]
+
+
+@by_distribution
+def test_known_bits_of_every_dtype_and_storage(name: str) -> None:
+    assert everywhere(name) == KNOWN_EVERYWHERE[name]
+
+
+def everywhere(name: str) -> str:
+    """A digest of a distribution's bytes in every dtype."""
+    found = hashlib.sha256()
+    for dtype in DTYPES:
+        for text in SHAPES:
+            try:
+                case = Problem.parse(f"{text},dtype={dtype},dist={name}")
+                inputs = tensors(case)
+            except ProblemError:
+                found.update(b"none")
+                continue
+            for tensor in (*inputs.named.values(), dout(case)):
+                found.update(raw_bytes(tensor))
+    return found.hexdigest()[:16]
+
+
+@pytest.mark.parametrize("key", [0, 1, 3 << 90, (1 << 128) - 1])
+def test_a_device_draws_the_words_that_numpy_does(key: int) -> None:
+    for count in (0, 1, 4, 5, 4097):
+        drawn = np.random.Philox(key=key, counter=0).random_raw(count)
+        expected = np.asarray(drawn, dtype=np.uint64).view(np.int64)
+        assert np.array_equal(philox.words(key, count, "cpu").numpy(), expected)
+        words = source.device_words(key, count, torch.device("cpu"))
+        assert torch.equal(words, source.cpu_words(key, count))
+
+
+@by_distribution
+def test_a_device_makes_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words by torch, and casts that see no range, as on a device where it would have to wait."""
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(
+        source, "cpu_words", lambda key, count: source.device_words(key, count, cpu)
+    )
+    monkeypatch.setattr(rounding, "seen_range", lambda magnitude: (0, (1 << 63) - 1))
+    monkeypatch.setattr(source.Table, "_on", lambda self, device, what, make: make())
+    assert everywhere(name) == KNOWN_EVERYWHERE[name]
+
+
+def test_a_cast_that_sees_no_range_rounds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = np.random.Philox(key=19, counter=0).random_raw(100_000).view(np.float64)
+    values = np.concatenate([words, *(hard_values(name) for name in NARROW[2:])])
+    for dtype in DTYPES.values():
+        usual = patterns(cast(values, dtype))
+        with monkeypatch.context() as patch:
+            patch.setattr(rounding, "seen_range", lambda magnitude: (0, (1 << 63) - 1))
+            assert np.array_equal(patterns(cast(values, dtype)), usual)
 
 
 def test_bits_do_not_depend_on_process_or_threads() -> None:

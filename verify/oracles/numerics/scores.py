@@ -68,8 +68,8 @@ def prescaling(trial: Trial) -> Claim | None:
         torch.zeros(_ROWS, p.head_dim, dtype=torch.float64),
         torch.zeros(_ROWS, p.head_dim, dtype=torch.float64),
     )
-    mantissas = torch.from_numpy(source.integers("q", "prescaling", 0, 65536, (_ROWS, 2))).double()
-    fine = torch.from_numpy(source.integers("k", "prescaling", 0, 65536, (_ROWS, 2))).double()
+    mantissas = source.integers("q", "prescaling", 0, 65536, (_ROWS, 2)).double()
+    fine = source.integers("k", "prescaling", 0, 65536, (_ROWS, 2)).double()
     q[:, :2] = exact(64 + (mantissas + fine / 65536) / 1024)
     k[0, 0] = k[1, 1] = 64.0
     # The term that makes both scores nearly equal, in three parts that the format holds.

@@ -1,0 +1,122 @@
+"""Figures of docs/performance.md: `python -m tests.harness.command_times ARGUMENTS` in a checkout.
+
+It runs `verify ARGUMENTS`, a command that takes --run-id, and prints when its stages were reached:
+seconds of wall clock, and of CPU time of all its processes up to then.  Below that, what each step
+of its cases took.  Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from verify.cell.descendants import become_subreaper, children
+from verify.evidence import new_run_id
+from verify.evidence.strict_json import loads
+from verify.machine.places import state_directory
+
+_POLL = 0.02  # seconds
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+LOADED, BEGUN, JUDGED = "kernels loaded", "first case begun", "first verdict"
+CONVICTED, END = "first conviction", "end"
+
+
+@dataclass
+class Watch:
+    """A command while it runs, and what was seen of it.
+
+    stages: (seconds of wall clock, seconds of CPU time) since the start, by stage.
+    """
+
+    directory: Path
+    begun: float = field(default_factory=time.monotonic)
+    stages: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Note the stages that the command has reached since the last look."""
+        reached = set(self._reached()) - set(self.stages)
+        if reached:
+            self._note(*reached)
+
+    def end(self) -> None:
+        """Note the end, when all processes have ended and none is waited for yet."""
+        self._note(END)
+
+    def _note(self, *stages: str) -> None:
+        now = time.monotonic() - self.begun, used(os.getpid())
+        self.stages |= dict.fromkeys(stages, now)
+
+    def _reached(self) -> Iterator[str]:
+        if (self.directory / "roster.json").exists():
+            yield LOADED
+        if CONVICTED in self.stages:
+            return
+        for path in self.directory.glob("*.jsonl"):
+            text = path.read_bytes()
+            yield from (BEGUN,) * (b'"kind":"begin"' in text)
+            yield from (JUDGED,) * (b'"kind":"verdict"' in text)
+            yield from (CONVICTED,) * (b'"outcome":"fail"' in text)
+
+
+def used(pid: int) -> float:
+    """Seconds of CPU time of a process's descendants, those that it has not waited for included."""
+    ticks = 0
+    for child in children(pid):
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{child}/stat").read_text(encoding="ascii")
+            ticks += sum(map(int, text.rpartition(")")[2].split()[11:15]))
+        ticks += round(used(child) / _TICK)
+    return ticks * _TICK
+
+
+def measure(arguments: list[str]) -> tuple[dict[str, tuple[float, float]], dict[str, float], int]:
+    """Run `verify` with these arguments; returns the stages, the seconds by step, and the number of
+    cases."""
+    become_subreaper()
+    run = new_run_id()
+    watch = Watch(state_directory() / "runs" / run)
+    command = [sys.executable, "-m", "verify", *arguments, "--run-id", run]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        watch.look()
+        time.sleep(_POLL)
+    watch.look()
+    watch.end()
+    process.wait()
+    return watch.stages, *steps_of(watch.directory)
+
+
+def steps_of(directory: Path) -> tuple[dict[str, float], int]:
+    """Seconds by step of all cases of a run, and their number."""
+    spent: dict[str, dict[str, float]] = {}
+    for path in directory.glob("*.jsonl"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            record = loads(line)
+            if record["kind"] == "verdict":
+                spent[record["case"]] = record["seconds"]
+    steps: Counter[str] = Counter()
+    for seconds in spent.values():
+        steps.update(seconds)
+    return dict(steps), len(spent)
+
+
+def main(arguments: list[str]) -> None:
+    """Print the figures of one command."""
+    stages, steps, cases = measure(arguments)
+    print("   wall s    CPU s")
+    for stage, (wall, cpu) in stages.items():
+        print(f"{wall:9.2f}{cpu:9.2f}  {stage}")
+    print(f"{cases} cases, milliseconds of each:")
+    for step, seconds in sorted(steps.items(), key=lambda pair: -pair[1]):
+        print(f"{1e3 * seconds / max(cases, 1):9.2f}  {step}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
