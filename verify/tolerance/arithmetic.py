@@ -94,6 +94,10 @@ class ForwardArithmetic:
     block_n: int = 0  # keys of one; 0: all
     tile: int = 0  # rows that share an order which depends on what they see; 0: not known
     key_parts: int = 0  # that the blocks are dealt out to, if keys are split; 0: not known
+    # What `exact_sums` knows: every weight and rescale of a row is exp(0) = 1; one key of a row has
+    # all of its weight.
+    ones: bool = False
+    one_key: bool = False
 
     @property
     def ordered(self) -> bool:
@@ -174,14 +178,13 @@ class ForwardArithmetic:
     def exps(self) -> float:
         """|ln(1 + eps)| of a key's own exponential and of the rescales that follow its block (and
         of the merge)."""
-        return -math.log1p(-self.exp) - (self.blocks - 1 + self.merged) * math.log1p(
-            -self.rescale.error
-        )
+        own = 0.0 if self.ones and not self.by_lse else -math.log1p(-self.exp)
+        return own + self.rescales - self.merged * math.log1p(-self.rescale.error)
 
     @property
     def rescales(self) -> float:
         """|ln(1 + eps)| of the rescales behind a block alone."""
-        return -(self.blocks - 1) * math.log1p(-self.rescale.error)
+        return 0.0 if self.ones else -(self.blocks - 1) * math.log1p(-self.rescale.error)
 
     @property
     def slope(self) -> float:
