@@ -144,6 +144,8 @@ class Steps:
         own = dtype_named(function.argument).unit_roundoff  # of the result
         size = y.double().abs().nan_to_num(posinf=0.0) * LN2
         error = self.push * (function.error + function.slope * size - 1.01 * own) * sign
+        if function.one_at_zero:
+            error = torch.where(y == 0, 0.0, error)
         value = (torch.exp2(y.double()) * (1 + error)).float()
         value = self.round(value, function.argument) if function.argument != "float32" else value
         return torch.where(value < TINY, 0.0, value)

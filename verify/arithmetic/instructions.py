@@ -28,7 +28,8 @@ class Function:
     rounded to before, so that an exponential of base 2 errs by |x| ln 2 times its unit roundoff
     more; results are of that format. absolute: half a subnormal, what is flushed, or all the error
     there is.  source: where the figures are from. exact_at_integers: arches on which 2^n was
-    measured to be exact at every integer n from -126 to 127; no document says so.
+    measured to be exact at every integer n from -126 to 127; no document says so. one_at_zero:
+    where it is from that f(0) is 1, not only nearly; "" where nothing says so.
     """
 
     error: float
@@ -37,6 +38,7 @@ class Function:
     absolute: float = 0.0
     argument: str = "float32"
     exact_at_integers: tuple[str, ...] = ()
+    one_at_zero: str = ""
 
     @property
     def uniform(self) -> bool:
@@ -56,22 +58,40 @@ class Function:
 _FLUSHED = 2.0**-126
 _HALF_SUBNORMAL = 2.0**-25  # of fp16
 _EXACT = ("sm_90",)  # an H100: reports/nvidia-h100-80gb-hbm3/probes.md
+_OF_ZERO = "CUDA Math API: 1 for an argument of +-0"
 
 EXP: dict[str, Function] = {
     "ex2.approx": Function(
-        2.5 * ULP, f"{_PTX}, ex2: 2 ulp, .ftz or not", absolute=_FLUSHED, exact_at_integers=_EXACT
+        2.5 * ULP,
+        f"{_PTX}, ex2: 2 ulp, .ftz or not",
+        absolute=_FLUSHED,
+        exact_at_integers=_EXACT,
+        one_at_zero=f"{_PTX}, ex2: +1 for -0 and +0",
     ),
-    "exp2f": Function(2.5 * ULP, f"{_CUDA}: 2 ulp", exact_at_integers=_EXACT),
-    "expf": Function(2.5 * ULP, f"{_CUDA}: 2 ulp"),
-    "vexp": Function(2.5 * ULP, "SLEEF's class of 1 ulp, counted as 2"),
-    "numpy": Function(4.5 * ULP, "numpy's float32 loops are within 4 ulp"),
-    "exp_u20": Function(20.5 * ULP, "torch's vectorised exp with 20 ulp; at most 5.5 seen"),
+    "exp2f": Function(2.5 * ULP, f"{_CUDA}: 2 ulp", exact_at_integers=_EXACT, one_at_zero=_OF_ZERO),
+    "expf": Function(2.5 * ULP, f"{_CUDA}: 2 ulp", one_at_zero=_OF_ZERO),
+    "vexp": Function(
+        2.5 * ULP,
+        "SLEEF's class of 1 ulp, counted as 2",
+        one_at_zero="the polynomial is 1 + x (1 + ...); measured",
+    ),
+    "numpy": Function(
+        4.5 * ULP, "numpy's float32 loops are within 4 ulp", one_at_zero="C11, F.10.3; measured"
+    ),
+    "exp_u20": Function(
+        20.5 * ULP,
+        "torch's vectorised exp with 20 ulp; at most 5.5 seen",
+        one_at_zero="the polynomial is 1 + x (1 + ...); measured",
+    ),
     # torch's exp for fp16 and bf16 flash attention on CPUs; exp(0) = 0.99995.
     "fexp_u20": Function(1.13e-4, "measured: at most 985 ulp, 1.125e-4"),
     # FlashAttention-4: x = integer + fraction, 1 + f (0.695146 + f (0.227564 + f 0.0771191)),
     # clamped below 2**-127.
     "exp2_poly3": Function(
-        8.8e-5, "measured over every fraction of 23 bits in fp32: 8.769e-5", absolute=_FLUSHED
+        8.8e-5,
+        "measured over every fraction of 23 bits in fp32: 8.769e-5",
+        absolute=_FLUSHED,
+        one_at_zero="1 + 0 (...)",
     ),
     "__expf": Function(
         2.5 * ULP, f"{_CUDA}: 2 + floor(|1.173 x|) ulp", slope=1.173 * ULP, absolute=_FLUSHED

@@ -4,14 +4,18 @@ visible.
 V[:, 0] = 1, and V[j, c] = 1 where j = c - 1 modulo the rest. The oracle counts the hits and the
 visible keys from the mask, in integers.
 
-If exp(0) was measured to be 1, P is not normalised and nothing is merged, then all sums are exact,
-and only the division, the exponential and the rounding of the output can err. Otherwise the bounds
-of docs/tolerance.md hold, with u_P = 0 if P can only be rounded to 1. The bounds are needed for
-three reasons: nothing guarantees that exp(0) = 1; tf32 cuts a weight just below 1 by 2^-11 and a
-normalised 1 / visible by up to 2^-10; an LSE that divides P is rounded.
+Nearly every exponential has exp(0) = 1 (`one_at_zero` in `verify/arithmetic/instructions.py`). Then
+every weight and every rescale is 1, in any format, and all sums are integers, exact in any order
+(docs/tolerance.md, *Exact sums*). Only the division and the rounding of O can err, and the
+logarithm and what multiplies it. If the kernel declares the order of its keys, O in 16 bits must be
+one of the numbers between those to which the ends of the division's error round: mostly one. The
+same holds of an O in fp32, whose last step is the division, and of an O in 8 bits, the rounded and
+cut multiple of hits / visible.
 
-An O in 8 bits is the rounded and cut multiple of hits / visible. Where the sums are exact, only the
-numbers between those to which the ends of the error of O in fp32 round are right: mostly one.
+If P is normalised, made of an LSE, or merged, then its row sum is exact, and the bounds of
+docs/tolerance.md hold of the rest: 1 / visible is rounded, tf32 cuts it by up to 2^-10, and an LSE
+that divides P is rounded. If exp(0) is not known to be 1, all of these bounds hold, with u_P = 0 if
+P can only be rounded to 1. A function without a declaration is judged by them, too.
 
 The oracle catches off-by-one errors in masks, windows, lengths and alignments, and a wrong base of
 LSE.
@@ -24,20 +28,22 @@ factor (factors_by_head), and O is rounded once, after a known factor at most (k
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from references.premises import Premise
-from verify.arithmetic.instructions import EXP, LOG_ERROR, ULP
+from verify.arithmetic.instructions import LOG_ERROR
 from verify.judging.findings import Ruling, convict, first, place
 from verify.judging.metamorphic import beyond_arithmetic
 from verify.judging.trial import Trial
+from verify.judging.truth import compute_truth
 from verify.oracles import Oracle
-from verify.oracles.integer_scores import exact_below
 from verify.oracles.numerics.hypotheses import exact_probabilities
 from verify.problem.visibility import intervals
 from verify.tolerance.arithmetic import U, relative
+from verify.tolerance.exact_sums import ExactUnit, of_ones
 from verify.tolerance.resolution import resolve
 from verify.tolerance.scaled_output import stored, stored_ends
 
@@ -104,37 +110,46 @@ def _counts(trial: Trial) -> tuple[Tensor, Tensor]:
 def _bounds(trial: Trial, want: Tensor, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return what is stored of O, and the allowed errors of that and of LSE.
 
-    If all weights and all rescale factors are 1, their sums are exact, and O is one division.
-    exp(0) is known to be 1 only if it was measured; the factors that merge parts by their LSE are
-    not exp(0).  Otherwise the forward's own bounds hold, without the rounding of P if P can only be
-    rounded to 1.
+    If all weights and rescales are 1, their sums are exact, and O is one division.  Otherwise the
+    forward's own bounds hold, without what is exact all the same; and without the rounding of P if
+    P can only be rounded to 1.
     """
     p, numerics = trial.problem, trial.declaration.numerics
     a = resolve(numerics, trial.config, p, trial.arch)
-    names = {numerics.softmax.exp, numerics.softmax.rescale_exp or numerics.softmax.exp}
-    # P is exp(0), times a power of two
-    apart = not (a.normalised or a.by_lse or a.excess or a.columns)
-    measured = (
-        apart and not a.merged and all(trial.arch in EXP[name].exact_at_integers for name in names)
-    )
-    if measured and a.values.accumulator == "float32" and p.seqlen_kv < exact_below(a.values):
-        error = 2 * max(EXP[name].error for name in names)
-        limit = LOG_ERROR * (1 + logs) + error + ULP * (2 + logs)
-        if p.scaled_output is not None:
-            before = want * (3 * ULP + error + relative(a.output_roundings, U))
-            low, high = stored_ends(want, before, p.format_out, p.scaled_output)
-            return (low + high) / 2, (high - low) / 2, limit
-        rounding = 3 * ULP + error + a.output.unit_roundoff
-        return want, want * rounding + a.output.smallest_subnormal / 2, limit
-    # Just below 1, the spacing of P's dtype is its unit roundoff.
-    ones = (
-        apart
-        and not a.values.operand_error
-        and a.exponential.uniform
-        and a.exp < a.probability_roundoff / 2
-    )
-    truth = exact_probabilities(trial) if ones else trial.truth
-    return stored(want, p.scaled_output), truth.out_bound, truth.lse_bound
+    exact = None
+    if not trial.declaration.undeclared:
+        exact = of_ones(a, p.seqlen_kv, trial.arch)
+    if exact is None:
+        # Just below 1, the spacing of P's dtype is its unit roundoff.
+        ones = (
+            not (a.normalised or a.by_lse or a.excess or a.columns)
+            and not a.values.operand_error
+            and a.exponential.uniform
+            and a.exp < a.probability_roundoff / 2
+        )
+        truth = exact_probabilities(trial) if ones else trial.truth
+        return stored(want, p.scaled_output), truth.out_bound, truth.lse_bound
+    if not isinstance(exact.values, ExactUnit) or a.merged:
+        exact = replace(exact, key_order="any")
+        truth = compute_truth(p, trial.expanded, [exact], trial.clock)
+        return stored(want, p.scaled_output), truth.out_bound, truth.lse_bound
+    limit = _lse_error(logs + a.offset)
+    before = want * relative(a.division + a.output_roundings, U)
+    if p.scaled_output is None and not a.ordered and a.output.itemsize < 4:
+        # Not even that O is rounded once is declared.
+        rounding = (want + before) * a.output.unit_roundoff + a.output.smallest_subnormal / 2
+        return want, (before + rounding) * (want > 0), limit
+    low, high = stored_ends(want, before, p.format_out, p.scaled_output)
+    return (low + high) / 2, (high - low) / 2, limit
+
+
+def _lse_error(logs: Tensor) -> Tensor:
+    """Return the allowed error of the logarithm of an exact number of 1 or more.
+
+    Its relative error, from 2 on; its own roundings (2), that of a change of base and those of one
+    there and back (3).
+    """
+    return LOG_ERROR * logs.clamp(min=math.log(2)) + relative(5, U) * logs
 
 
 ORACLE = Oracle(

@@ -45,10 +45,10 @@ from verify.judging.findings import Ruling, convict, first, place
 from verify.judging.invariants import KNOWN, beyond
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
-from verify.oracles.integer_scores import exact_below
 from verify.problem import Problem
 from verify.problem.known_answers import DYADIC_RANGE
 from verify.tolerance.arithmetic import U, relative
+from verify.tolerance.exact_sums import exact_below
 from verify.tolerance.resolution import resolve
 from verify.tolerance.scaled_output import stored, stored_ends
 from verify.variant import Declaration, Support

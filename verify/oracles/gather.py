@@ -2,18 +2,19 @@
 and LSE is its logit.
 
 K holds distinct codes of +-1. q_i is the code of one visible key pi(i), so large that every other
-weight is below 2^-160 of the winner's: zero in fp32. Hence O = V[pi(i)] bit for bit, and LSE is
-the winning logit. The winner's own weight is near 1, and 16 bits round it to 1. In fp32, and if
-tf32 cuts the weight (one fma per exponent leaves it below 1), O is rounded to the 8 bits that V
-has before it is compared. The rows of V differ clearly, so the finding can name the row that was
-read instead. An O in 8 bits is the rounded multiple of the row, and an element that lies within
-2^-9 of the middle between two numbers may be either. LSE is the winner's score S. Every unit adds
-the products of the codes exactly, and the row sum is the winner's weight and zeros. So, without a
-prescale, scores in 16 bits or merged parts, what is rounded is the factor of the scores (r
-roundings), its product, a fused exponent's residual, the sum with the logarithm (1 each), and
+weight is below 2^-160 of the winner's: zero in fp32. Hence O = V[pi(i)] bit for bit, and LSE is the
+winning logit. The winner's own weight is near 1, and 16 bits round it to 1. In fp32, and if tf32
+cuts the weight (one fma per exponent leaves it below 1), O is rounded to the 8 bits that V has
+before it is compared; and it must be within the bound of a row of one key, since what is 0 rounds
+nothing (docs/tolerance.md, *Exact sums*). The rows of V differ clearly, so the finding can name the
+row that was read instead. An O in 8 bits is the rounded multiple of the row, and an element that
+lies within 2^-9 of the middle between two numbers may be either. LSE is the winner's score S. Every
+unit adds the products of the codes exactly, and the row sum is the winner's weight and zeros. So,
+without a prescale, scores in 16 bits or merged parts, what is rounded is the factor of the scores
+(r roundings), its product, a fused exponent's residual, the sum with the logarithm (1 each), and
 changes of base (4): (r + 7) u |S|, beside the errors of the exponential at 0 and of the logarithm
-at 1. The oracle catches wrong indices: layouts, swizzles, tails, head maps; in 8 bits, an O that
-is cut instead of rounded. It does not judge kernels that round the maximum up (`maximum.excess`,
+at 1. The oracle catches wrong indices: layouts, swizzles, tails, head maps; in 8 bits, an O that is
+cut instead of rounded. It does not judge kernels that round the maximum up (`maximum.excess`,
 `maximum.step`): the winner's P is not 1 there.
 
 Backward: the same codes, with integers in V and dO. If the saved O is V[pi(i)] bit for bit,
@@ -51,6 +52,7 @@ after a known factor at most (known_output). The backward reads the saved O and 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -59,13 +61,14 @@ from references.premises import Premise
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.rounding import cast
+from verify.arithmetic.unit import Unit
 from verify.judging.comparison import compare
 from verify.judging.findings import Ruling, convict, first, place
 from verify.judging.invariants import KNOWN, KNOWN_GRADIENTS, beyond
 from verify.judging.metamorphic import beyond_arithmetic
 from verify.judging.trial import Trial
+from verify.judging.truth import Truth, compute_truth
 from verify.oracles import Group, Oracle
-from verify.oracles.integer_scores import exact_below
 from verify.problem import Problem
 from verify.problem.known_answers import (
     GATHER_NEEDS,
@@ -74,6 +77,7 @@ from verify.problem.known_answers import (
     gather_targets,
 )
 from verify.tolerance.arithmetic import U, relative
+from verify.tolerance.exact_sums import exact_below, exact_unit, of_one_key
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_arithmetic import resolve as resolve_gradients
 from verify.tolerance.resolution import resolve
@@ -136,9 +140,11 @@ def judge(trial: Trial) -> Ruling:
         return convict(
             "gather", message, name="out", bad=bad, got=float(run.out[at]), bound=float(want[at])
         )
+    if p.scaled_output is None and got is not run.out and (off := _off(trial, want, live)):
+        return off
     if run.lse is None:
         return Ruling()
-    natural, truth = trial.natural_lse(run.lse), trial.truth
+    natural, truth = trial.natural_lse(run.lse), _truth(trial)
     limit = truth.lse_bound
     if (known := _lse_error(trial, truth.lse)) is not None:
         limit = torch.minimum(limit, known).masked_fill(limit.isinf(), torch.inf)
@@ -161,6 +167,47 @@ def judge(trial: Trial) -> Ruling:
     )
 
 
+def _off(trial: Trial, want: Tensor, live: Tensor) -> Ruling | None:
+    """Return the conviction of an O that rounds to the rows of V, but is too far from one; or
+    None."""
+    out, bound = trial.first.out, _truth(trial).out_bound
+    assert out is not None
+    bad = live[..., None] & ~((out.double() - want.double()).abs() <= bound)
+    if not bool(bad.any()):
+        return None
+    at = first(bad)
+    got, expected, limit = (float(x[at]) for x in (out, want, bound))
+    message = (
+        f"out is {got:.9g} at {place('out', at)}, should be {expected:.9g}, one element of V,"
+        f" within {limit:.3g}: no other key has any weight; {int(bad.sum())} of {bad.numel()}"
+        " elements are wrong"
+    )
+    return convict("gather", message, name="out", bad=bad, got=got, bound=limit)
+
+
+def _truth(trial: Trial) -> Truth:
+    """Return reference and bounds where one key of a row has all the weight, computed once per
+    trial."""
+    if "gather" not in trial.notes:
+        p, declared = trial.problem, trial.declaration.numerics
+        if beyond(declared, KNOWN) or trial.declaration.undeclared:
+            return trial.truth
+        a = of_one_key(resolve(declared, trial.config, p, trial.arch))
+        if not a.prescaled and _exact_products(p, a.scores):
+            a = replace(a, scores=exact_unit(a.scores), operand_roundings=0.0, in_order=False)
+        a = replace(a, key_order="any")  # no interval is asked for
+        trial.notes["gather"] = compute_truth(p, trial.expanded, [a], trial.clock)
+    found = trial.notes["gather"]
+    assert isinstance(found, Truth)
+    return found
+
+
+def _exact_products(p: Problem, unit: Unit) -> bool:
+    """Return whether the unit adds the products of the codes exactly, in units of the last of the
+    gain's three bits."""
+    return math.frexp(gather_gain(p))[0] * 8 * p.head_dim < exact_below(unit)
+
+
 def _lse_error(trial: Trial, lse: Tensor) -> Tensor | None:
     """Return the allowed error of LSE, shaped like it, where Q K^T is exact and the row sum is the
     winner's weight; None where that is not known."""
@@ -168,8 +215,7 @@ def _lse_error(trial: Trial, lse: Tensor) -> Tensor | None:
     a = resolve(declared, trial.config, p, trial.arch)
     if beyond(declared, KNOWN) or a.prescaled or a.score_format or a.merged:
         return None
-    # In units of the last of the gain's three bits.
-    if math.frexp(gather_gain(p))[0] * 8 * p.head_dim >= exact_below(a.scores):
+    if not _exact_products(p, a.scores):
         return None
     size = lse.abs().nan_to_num(posinf=0.0)
     # The scale's factor and the product with it; the residual of a fused exponent; the sum with the

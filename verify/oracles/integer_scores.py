@@ -21,14 +21,10 @@ computes everything after the exact sums.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
-
-import torch
-from torch import Tensor
+from dataclasses import replace
 
 from references.premises import Premise
 from verify.arithmetic.dtypes import dtype_named
-from verify.arithmetic.mma import Unit
 from verify.judging.comparison import compare, excess
 from verify.judging.findings import Ruling
 from verify.judging.trial import Trial
@@ -36,38 +32,9 @@ from verify.judging.truth import Truth, compute_truth
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
 from verify.tolerance import forward as tolerance
+from verify.tolerance.exact_sums import exact_below, exact_unit
 from verify.tolerance.forward import ForwardArithmetic
 from verify.variant import Support
-
-
-@dataclass(frozen=True)
-class ExactUnit(Unit):
-    """A unit that rounds no product or sum of these operands: see `exact_below`."""
-
-    def kappa(self, n: int) -> float:
-        """Return 0."""
-        return 0.0
-
-    def kappas(self, used: Tensor, n: int) -> Tensor:
-        """Return 0 for each element."""
-        return torch.zeros_like(used)
-
-    def underflow(self, n: int) -> float:
-        """Return 0."""
-        return 0.0
-
-    def misalignment(self, n: int, operands: object, largest: float) -> float:
-        """Return 0."""
-        return 0.0
-
-
-def exact_below(unit: Unit) -> float:
-    """Return the limit below which a sum of magnitudes of integers is exact, in any order.
-
-    Below it, F fraction bits of the largest term reach down to 1, and so do the p + 1 bits of a
-    result.
-    """
-    return 2.0 ** min(unit.fraction, unit.output + 1)
 
 
 def rescaled(problem: Problem, support: Support) -> Problem:
@@ -84,10 +51,9 @@ def _exact_scores(trial: Trial) -> ForwardArithmetic:
     arithmetic = tolerance.resolve(
         trial.declaration.numerics, trial.config, trial.problem, trial.arch
     )
-    own = {field.name: getattr(arithmetic.scores, field.name) for field in fields(Unit)}
     return replace(
         arithmetic,
-        scores=ExactUnit(**(own | {"operand_error": 0.0, "flush": 0.0})),
+        scores=exact_unit(arithmetic.scores),
         operand_roundings=0.0,
         in_order=False,
     )

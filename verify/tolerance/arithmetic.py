@@ -121,6 +121,10 @@ class ForwardArithmetic:
     key_parts: int = 0  # that the blocks are dealt out to, if keys are split; 0: not known
     integers: Integers | None = None  # that Q and K are rounded to
     columns: Columns | None = None  # of V, if that is rounded to 8 bits
+    # What `exact_sums` knows: every weight and rescale of a row is exp(0) = 1; one key of a row has
+    # all of its weight.
+    ones: bool = False
+    one_key: bool = False
 
     @property
     def ordered(self) -> bool:
@@ -216,14 +220,13 @@ class ForwardArithmetic:
     def exps(self) -> float:
         """|ln(1 + eps)| of a key's own exponential and of the rescales that follow its block (and
         of the merge)."""
-        return -math.log1p(-self.exp) - (self.blocks - 1 + self.merged) * math.log1p(
-            -self.rescale.error
-        )
+        own = 0.0 if self.ones and not self.by_lse else -math.log1p(-self.exp)
+        return own + self.rescales - self.merged * math.log1p(-self.rescale.error)
 
     @property
     def rescales(self) -> float:
         """|ln(1 + eps)| of the rescales behind a block alone."""
-        return -(self.blocks - 1) * math.log1p(-self.rescale.error)
+        return 0.0 if self.ones else -(self.blocks - 1) * math.log1p(-self.rescale.error)
 
     @property
     def slope(self) -> float:

@@ -14,6 +14,7 @@ from references.row_blocks import RowBlock
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, Columns, ForwardArithmetic, U, relative
 from verify.tolerance.averages import Values
+from verify.tolerance.exact_sums import ExactUnit
 from verify.tolerance.partial_sums import saved
 from verify.tolerance.subnormals import Lost
 from verify.tolerance.weights import Weights, accumulator_loss, loss_of
@@ -100,10 +101,11 @@ def _roundings(
 ) -> tuple[Tensor, Tensor | float, float]:
     """What the sum of magnitudes is multiplied by for the roundings of P, the product and its
     rescales; the part of it that is relative to partial sums; and the roundings in fp32 alone."""
-    of_sizes, of_sums = a.values.splits(w.keys, problem.seqlen_kv)
+    of_sizes, of_sums = a.values.splits(w.summed, problem.seqlen_kv)
     # Rescales, sums of blocks; a division of P; products and sums of a merge.
-    between = relative(a.between_blocks, U)
-    if a.narrow:
+    exact = isinstance(a.values, ExactUnit)
+    between = 0.0 if exact else relative(a.between_blocks, U)
+    if a.narrow and not exact:
         between = relative(3 * (a.blocks + a.parts), a.narrow.unit_roundoff)
     others = relative(a.division * a.normalised + (a.blocks + 2) * a.merged, U)
     fp32 = (1 + between) * (1 + others) - 1

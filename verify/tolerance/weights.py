@@ -14,6 +14,7 @@ from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.unit import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, farthest, relative
+from verify.tolerance.exact_sums import ExactUnit
 from verify.tolerance.integers import ScoreErrors, Steps, score_errors
 from verify.tolerance.partial_sums import of_product, smaller_in_order
 from verify.tolerance.score_mods import factor_error, mod_errors, narrow_roundings, size_of
@@ -47,6 +48,7 @@ class Weights:
     total: Tensor
     hopeless: Tensor  # rows whose delta is so large that only convexity bounds O
     keys: Tensor  # visible ones, fp64
+    summed: Tensor  # those whose weight is not known to be 0
     share: Tensor  # what a unit that p~ loses may be of the row sum
     # -ln(1 - ls): the computed row sum is between 1 - ls and 1 / (1 - ls) of the sum of the
     # computed weights
@@ -124,7 +126,8 @@ def weights_of(
         mass = torch.where(empty, 1.0, block.row_sum[..., None])
         known = torch.exp(largest.clamp(max=LARGE)) * errors / (total * mass)
         share = torch.where(hopeless, errors, torch.minimum(known, errors)) * lead
-    drift = _row_sum_drift(a, keys, share, problem) + _vanished(keys, errors)
+    summed = keys.clamp(max=1.0) if a.one_key else keys
+    drift = _row_sum_drift(a, summed, share, problem) + _vanished(keys, errors)
     if a.leads:
         # What is flushed is no longer nothing beside a row sum that may be so small.
         flushed = (keys + a.blocks) * (2 * TINY + a.vanishing) * errors * lead
@@ -138,6 +141,7 @@ def weights_of(
         total=total,
         hopeless=hopeless,
         keys=keys,
+        summed=summed,
         share=share,
         drift=drift + a.merged * _ADDITION * a.blocks,
         normaliser=normaliser,
@@ -331,6 +335,8 @@ def _rescaled(a: ForwardArithmetic, error: Tensor, top: Tensor, size: Tensor) ->
 def _row_sum_drift(a: ForwardArithmetic, keys: Tensor, share: Tensor, problem: Problem) -> Tensor:
     """-ln(1 - ls): additions on the longest way of a key into the sum, (1 - u)^n, and a product per
     rescale."""
+    if a.ones:
+        return torch.zeros_like(keys)
     drift = torch.zeros_like(keys)
     if a.sums_by_unit:
         u = _ADDITION if a.narrow is None else -math.log1p(-a.narrow.unit_roundoff)
@@ -361,7 +367,7 @@ def accumulator_loss(a: ForwardArithmetic, problem: Problem) -> float:
 
     From block to block it is rescaled: the factor, its product and the sum are rounded.
     """
-    if a.values.accumulator == "float32":
+    if a.values.accumulator == "float32" or isinstance(a.values, ExactUnit):
         return 0.0
     own = a.values.underflow(problem.seqlen_kv)
     if a.narrow is None:

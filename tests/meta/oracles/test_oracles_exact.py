@@ -155,8 +155,10 @@ def test_one_bit_of_a_half_is_enough_and_fp32_is_compared_after_rounding() -> No
 
     convicted(gather.judge(tried(GATHERED, one_bit)), "1 of 48 rows")
     single = GATHERED.but(dtype="float32")
-    assert acquitted(gather.judge(tried(single, lambda out, lse: out.mul_(1 + 2**-20))))
-    convicted(gather.judge(tried(single, lambda out, lse: out.mul_(1 + 2**-7))))
+    assert acquitted(gather.judge(tried(single, lambda out, lse: out.mul_(1 + 2**-22))))
+    convicted(gather.judge(tried(single, lambda out, lse: out.mul_(1 + 2**-7))), "should be row")
+    words = "no other key has any weight", "768 of 768"
+    convicted(gather.judge(tried(single, lambda out, lse: out.mul_(1 + 2**-19))), *words)
 
 
 def test_the_winning_logit_is_the_lse() -> None:

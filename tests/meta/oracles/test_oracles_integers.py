@@ -21,6 +21,7 @@ from verify.judging.trial import Trial
 from verify.oracles import bound, dyadic, integer_scores
 from verify.problem import Problem
 from verify.problem.known_answers import DYADIC_RANGE
+from verify.tolerance.exact_sums import exact_below
 from verify.variant import Contract
 
 torch.set_num_threads(1)
@@ -121,8 +122,8 @@ def test_integers_are_exact_below_what_a_unit_holds() -> None:
         ("cpu", "float32"): 24,
     }
     for (arch, operands), power in limits.items():
-        assert integer_scores.exact_below(unit_for(arch, operands)) == 2.0**power
-    assert integer_scores.exact_below(unit_for("sm_90", "float16", "float16")) == 2.0**11
+        assert exact_below(unit_for(arch, operands)) == 2.0**power
+    assert exact_below(unit_for("sm_90", "float16", "float16")) == 2.0**11
     for dtype in ("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"):
         for head_dim in (16, 64, 512):
             trial = tried_by(Hand(), scored(dtype, head_dim=head_dim))
