@@ -150,7 +150,8 @@ def _row_block(
     values = v.unsqueeze(1).expand(-1, group, -1, -1).flatten(0, 1)
     if hidden is not None:
         scores.masked_fill_(hidden, -math.inf)
-        scaled.masked_fill_(hidden, -math.inf)
+        if scaled is not scores:
+            scaled.masked_fill_(hidden, -math.inf)
         magnitude.masked_fill_(hidden, 0.0)
         values = torch.where(visible.any(-2).unsqueeze(-1), values, 0.0)
     row_max = (

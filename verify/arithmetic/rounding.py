@@ -132,6 +132,24 @@ def _round_bits(values: Tensor, encoding: _Encoding, rounded: Tensor) -> None:
     torch.bitwise_or(found.to(rounded.dtype), sign, out=rounded)
 
 
+def power_of_two(exponent: Tensor) -> Tensor:
+    """2**exponent in fp64, exactly; exponents: integers of any shape within -1022..1023."""
+    return (exponent.to(torch.int64) + 1023).bitwise_left_shift_(52).view(torch.float64)
+
+
+def nearest(x: Tensor, dtype: DType) -> Tensor:
+    """fp64 rounded to a format of 16 or 32 bits as `cast` does it, by torch on the tensor's device;
+    a NaN stays one."""
+    if dtype.itemsize == 4:
+        return x.to(torch.float32)
+    # To a multiple of the last place, by a sum whose last bit has that place; then exactly.
+    _, emax = math.frexp(dtype.max)
+    exponent = torch.frexp(x).exponent.clamp_(dtype.emin + 1, emax + 1)
+    big = power_of_two(exponent + (52 - dtype.precision)).mul_(1.5)
+    rounded = torch.add(x, big).sub_(big).to(torch.float32)
+    return rounded.to(dtype.torch)
+
+
 def to_format(name: str) -> Callable[[Tensor], Tensor]:
     """Rounding to nearest of fp64 values to a format, by torch, back in fp64; 8-bit formats
     saturate."""

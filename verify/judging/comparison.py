@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import DType
-from verify.arithmetic.rounding import cast
+from verify.arithmetic.rounding import cast, power_of_two
 from verify.evidence import Finding
 from verify.judging.findings import place, worst
+from verify.tolerance.extremes import below
 
 SAMPLED = 1 << 13  # elements from which percentiles are computed
 
@@ -28,12 +29,20 @@ class Comparison:
     def worst(self) -> float:
         return float(self.ratio.max()) if self.ratio.numel() else 0.0
 
+    def among(self, judged: Tensor) -> Comparison:
+        """The same, with 0 where an element is not judged; bool, broadcastable to the elements."""
+        if bool(judged.all()):
+            return self
+        return Comparison(*(torch.where(judged, x, 0.0) for x in (self.error, self.ratio)))
+
 
 def compare(got: Tensor, want: Tensor, bound: Tensor, output: DType) -> Comparison:
     """Compare raw output (any dtype) with fp64 truth.  An infinity is right if truth plus or minus
     bound reaches overflow, and never in 8 bits."""
     value = got.double()
-    error = (value - want).abs()
+    error = (value - want).abs_()
+    if below(error, torch.inf) and below(bound, torch.inf):
+        return Comparison(error, (error / bound).nan_to_num_(nan=0.0, posinf=torch.inf))
     # Either infinity can be right, whatever the truth's sign: if a sum cancels, its error can be
     # larger than the sum.
     overflowed = (value == torch.inf) & (want + bound >= output.overflow)
@@ -62,7 +71,8 @@ def summary(name: str, compared: Comparison, want: Tensor, bound: Tensor) -> dic
             f"worst_reference_{name}": float(want.flatten()[at]),
         }
         found[f"worst_bound_{name}"] = float(bound.flatten()[at])
-        found[f"unasked_{name}"] = float((bound == torch.inf).double().mean())
+        asked = below(bound, torch.inf)
+        found[f"unasked_{name}"] = 0.0 if asked else float((bound == torch.inf).double().mean())
     return found
 
 
@@ -99,8 +109,8 @@ def ulps(
 
 def spacing(size: Tensor, output: DType) -> Tensor:
     """The distance between neighbours in that format around each magnitude, fp64."""
-    exponent = torch.frexp(size.abs().clamp(min=2.0**output.emin)).exponent
-    return torch.exp2((exponent - output.precision).double())
+    exponent = torch.frexp(size.abs().clamp_(min=2.0**output.emin)).exponent
+    return power_of_two(exponent - output.precision)
 
 
 def quantisation(
@@ -129,10 +139,10 @@ def excess(
     oracle: str, name: str, got: Tensor, want: Tensor, bound: Tensor, compared: Comparison
 ) -> Finding | None:
     """The finding against the element with the greatest r, if any r exceeds 1."""
+    if not compared.ratio.numel() or bool(compared.ratio.amax() <= 1):
+        return None
     bad = ~(compared.ratio <= 1)
     count = int(bad.sum())
-    if not count:
-        return None
     index = worst(compared.ratio)
     value, truth, limit = float(got[index]), float(want[index]), float(bound[index])
     ratio = float(compared.ratio[index])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -50,6 +51,11 @@ _LARGE = 300.0  # a limit of exponents, far inside the range of exp in fp64
 def beyond(declared: Numerics | GradientNumerics, known: Iterable[str]) -> str | None:
     """Why no slack is derived for these numerics: a field that is not in `known` differs from its
     default; or None."""
+    return _underived(declared, tuple(known))
+
+
+@lru_cache(maxsize=256)  # a campaign asks this of every case
+def _underived(declared: Numerics | GradientNumerics, known: tuple[str, ...]) -> str | None:
     defaults = leaves(type(declared)())
     for path, value in leaves(declared).items():
         if path not in known and value != defaults[path]:

@@ -31,13 +31,14 @@ def judge_out(trial: Trial, got: Tensor) -> tuple[Finding | None, dict[str, floa
     A declaration says what a kernel rounds at most, and a tile may have fewer rows than the config
     says; but all elements must be explained by one declaration.
     """
-    truth = trial.truth
+    truth = trial.known_truth
     if truth.interval is None or trial.declaration.undeclared or not got.numel():
         return None, {}
     output = trial.problem.format_out
     ratio = needed(truth, got, output)
     count = acceptable(truth.interval.middle, truth.interval.reach, output)
-    count = torch.where(truth.empty[..., None], 0, count)
+    if bool(truth.empty.any()):
+        count.masked_fill_(truth.empty[..., None], 0)
     asked = int((count > 0).sum())
     found = {"lattice_out": float(ratio.max())}
     if asked:
@@ -76,7 +77,8 @@ def needed(truth: Truth, got: Tensor, output: DType) -> Tensor:
     if truth.interval is None:
         return torch.zeros(got.shape, dtype=torch.float64)
     ratio = explained(got, truth.interval.middle, truth.interval.reach, output)
-    return torch.where(truth.empty[..., None], 0.0, ratio)
+    empty = truth.empty
+    return ratio.masked_fill_(empty[..., None], 0.0) if bool(empty.any()) else ratio
 
 
 def _finding(got: Tensor, own: Interval, ratio: Tensor) -> Finding:

@@ -36,7 +36,7 @@ class KnownRoundings:
         largest part that an element needs of how far it may lie from the middle; `single`, of the
         elements that are asked, the share for which one stored number alone is accepted.  Nothing
         for a function without a declaration."""
-        intervals, output = self.trial.gradients.intervals, self.trial.problem.format
+        intervals, output = self.trial.known_gradients.intervals, self.trial.problem.format
         if intervals is None or self.trial.declaration.undeclared or not got.numel():
             return None, {}
         own = intervals[name]

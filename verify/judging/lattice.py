@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import DType
-from verify.arithmetic.rounding import cast
-from verify.judging.comparison import spacing
+from verify.arithmetic.rounding import nearest, power_of_two
+from verify.tolerance.extremes import below
 
 
 def explained(got: Tensor, middle: Tensor, reach: Tensor, output: DType) -> Tensor:
@@ -20,12 +20,19 @@ def explained(got: Tensor, middle: Tensor, reach: Tensor, output: DType) -> Tens
     either side.  +inf for a NaN, and for any other number where `reach` is 0.
     """
     value = got.double()
-    inward, outward = _half_places(value.abs(), output)
-    # where the stored number is positive
-    turned = torch.where(value < 0, -middle, middle)
     size = value.abs()
-    least = torch.where(size == torch.inf, output.overflow, size - inward)
-    off = torch.maximum(least - turned, turned - (size + outward)).clamp_(min=0.0)
+    inward, outward = _half_places(size, output)
+    # where the stored number is positive; either side of zero is as far away
+    turned = torch.copysign(torch.ones((), dtype=torch.float64, device=value.device), value)
+    turned.mul_(middle)
+    ordinary = below(size, torch.inf)
+    least = size if ordinary else torch.where(size == torch.inf, output.overflow, size)
+    least = least - inward
+    off = least.sub_(turned)
+    torch.maximum(off, turned.sub_(outward.add_(size)), out=off).clamp_(min=0.0)
+    if ordinary and not bool(reach.isnan().any()):
+        # 0 / 0 is 0, and nothing is asked where `reach` is infinite.
+        return off.div_(reach).nan_to_num_(nan=0.0, posinf=torch.inf)
     ratio = torch.where(off == 0, 0.0, off / reach)
     ratio = torch.where(value.isnan(), torch.inf, ratio)
     return torch.where(reach == torch.inf, 0.0, ratio)
@@ -34,24 +41,26 @@ def explained(got: Tensor, middle: Tensor, reach: Tensor, output: DType) -> Tens
 def acceptable(middle: Tensor, reach: Tensor, output: DType) -> Tensor:
     """How many stored numbers are accepted, int64; 0 where nothing is asked.  -0 and 0 count as
     one."""
-    asked = reach.isfinite()
-    ends = [
-        _index(cast(torch.where(asked, middle + side * reach, 0.0).numpy(), output), output)
-        for side in (-1, 1)
-    ]
-    return torch.where(asked, ends[1] - ends[0] + 1, 0)
+    low, high = (_index(nearest(end, output), output) for end in (middle - reach, middle + reach))
+    count = high.sub_(low).add_(1)
+    return count if below(reach, torch.inf) else count.masked_fill_(~reach.isfinite(), 0)
 
 
 def _half_places(size: Tensor, output: DType) -> tuple[Tensor, Tensor]:
-    """Half the distances of numbers of that format to their neighbours, towards 0 and away."""
-    size = torch.where(size.isfinite(), size, 0.0)
-    half = spacing(size, output) / 2
-    shorter = (size > 2.0**output.emin) & (torch.frexp(size).mantissa == 0.5)
-    return torch.where(shorter, half / 2, half), half
+    """Half the distances of numbers of that format to their neighbours, towards 0 and away; of a
+    NaN or an infinity as if it were 0."""
+    if not below(size, torch.inf):
+        size = torch.where(size.isfinite(), size, 0.0)
+    size = size.clamp(min=2.0**output.emin)
+    mantissa, exponent = torch.frexp(size)
+    half = power_of_two(exponent - (output.precision + 1))
+    shorter = (mantissa == 0.5).logical_and_(size > 2.0**output.emin)
+    return half * (1 - shorter * 0.5), half
 
 
 def _index(x: Tensor, output: DType) -> Tensor:
     """The place of a number among all of its format."""
     bits = x.view(torch.int16 if output.itemsize == 2 else torch.int32).long()
-    magnitude = bits & (2 ** (8 * output.itemsize - 1) - 1)
-    return torch.where(bits < 0, -magnitude, magnitude)
+    sign = bits >> 63  # -1 or 0
+    magnitude = bits.bitwise_and_(2 ** (8 * output.itemsize - 1) - 1)
+    return magnitude.bitwise_xor_(sign).sub_(sign)

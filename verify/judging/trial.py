@@ -23,6 +23,7 @@ from verify.problem.inputs import Inputs, dequantised, dout, tensors
 from verify.tolerance import backward
 from verify.tolerance import forward as tolerance
 from verify.tolerance.backward import GradientTruth
+from verify.tolerance.forward import ForwardArithmetic
 from verify.variant import Config, Declaration, GradientNumerics, Numerics
 
 _MOST_MEMORY = 8 << 30  # bytes of one run's buffers
@@ -300,17 +301,32 @@ class Trial:
             "descaling": self.problem.descaling,
         } | ({} if output is None else {"output_scale": output.scale})
 
+    @property
+    def arithmetic(self) -> ForwardArithmetic:
+        """The declared arithmetic of the forward, resolved for this problem."""
+        return tolerance.resolve(self.declaration.numerics, self.config, self.problem, self.arch)
+
     @cached_property
     def truth(self) -> Truth:
         """Reference and bounds of the declared arithmetic, and with `with_best` also the best
-        bounds."""
-        arithmetics = [
-            tolerance.resolve(self.declaration.numerics, self.config, self.problem, self.arch)
-        ]
+        bounds; without the interval of O, unless `known_truth` was read before."""
+        return self._truth(self.arithmetic.unordered)
+
+    @cached_property
+    def known_truth(self) -> Truth:
+        """The `truth`, and where O lies before its last rounding if the arithmetic declares an
+        order of keys."""
+        if not self.arithmetic.ordered:
+            return self.truth
+        found = self._truth(self.arithmetic)
+        self.__dict__.setdefault("truth", found)  # the same numbers, and more
+        return found
+
+    def _truth(self, arithmetic: ForwardArithmetic) -> Truth:
+        arithmetics = [arithmetic]
         if self.with_best:
-            arithmetics.append(
-                tolerance.resolve(tolerance.BEST, self.config, self.problem, self.arch)
-            )
+            best = tolerance.resolve(tolerance.BEST, self.config, self.problem, self.arch)
+            arithmetics.append(best)
         return compute_truth(self.problem, self.expanded, arithmetics, self.clock)
 
     def truth_under(self, numerics: Numerics, config: Config) -> Truth:
@@ -320,9 +336,7 @@ class Trial:
 
     def truth_at(self, rows: Tensor) -> Truth:
         """The `truth` of some rows alone, in that order; rows: int64 positions in seqlen_q."""
-        arithmetic = tolerance.resolve(
-            self.declaration.numerics, self.config, self.problem, self.arch
-        )
+        arithmetic = self.arithmetic.unordered
         return compute_truth(self.problem, self.expanded, [arithmetic], self.clock, rows)
 
     @cached_property
@@ -332,18 +346,32 @@ class Trial:
 
     @cached_property
     def gradients(self) -> GradientTruth:
-        """Reference gradients and their bounds, from the O and LSE of `start`."""
+        """Reference gradients and their bounds, from the O and LSE of `start`; without their
+        intervals, unless `known_gradients` was read before."""
         declared = self.declaration.gradients
         assert declared is not None
-        return self.gradients_under(declared)
+        return self._gradients(declared, intervals=False)
+
+    @cached_property
+    def known_gradients(self) -> GradientTruth:
+        """The `gradients`, and where they lie before their last rounding."""
+        declared = self.declaration.gradients
+        assert declared is not None
+        found = self.gradients_under(declared)
+        self.__dict__.setdefault("gradients", found)  # the same numbers, and more
+        return found
 
     def gradients_under(self, declared: GradientNumerics) -> GradientTruth:
-        """The `gradients`, with the bounds of other numerics; from the exact O and LSE if these
-        have a softmax of their own."""
+        """The `known_gradients`, with the bounds of other numerics; from the exact O and LSE if
+        these have a softmax of their own."""
+        return self._gradients(declared, intervals=True)
+
+    def _gradients(self, declared: GradientNumerics, *, intervals: bool) -> GradientTruth:
         p = self.problem
         exact = declared.softmax.source == "own"
         start = (self.truth.out, self.truth.lse) if exact else self.start
-        arithmetics = [backward.resolve(declared, self.config, p, self.arch)]
+        resolved = backward.resolve(declared, self.config, p, self.arch)
+        arithmetics = [replace(resolved, intervals=intervals)]
         if self.with_best:
             arithmetics.append(backward.resolve(backward.BEST, self.config, p, self.arch))
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from references.row_blocks import RowBlock
 from verify.arithmetic.dtypes import dtype_named
 from verify.evidence import Finding
-from verify.judging.comparison import Comparison, compare, excess, quantisation, summary, ulps
+from verify.judging.comparison import compare, excess, quantisation, summary, ulps
 from verify.judging.findings import Ruling
 from verify.judging.known_forward import judge_out
 from verify.judging.known_roundings import KnownRoundings
@@ -40,13 +40,13 @@ from verify.statistics.power_gradients import gradient_power
 def judge(trial: Trial) -> Ruling:
     """Check r <= 1 for every element of O and LSE in rows that see a key; empty_rows judges the
     others."""
-    run, truth = trial.first, trial.truth
+    run, truth = trial.first, trial.known_truth
     assert run.out is not None
     live = ~truth.empty
     measures: dict[str, float] = {"seqlen_kv": float(trial.problem.seqlen_kv)}
     output = trial.problem.format_out
     out = compare(run.out, truth.out, truth.out_bound, output)
-    out = Comparison(*(torch.where(live[..., None], part, 0.0) for part in (out.error, out.ratio)))
+    out = out.among(live[..., None])
     finding = excess("bound", "out", run.out, truth.out, truth.out_bound, out)
     measures |= summary("out", out, truth.out, truth.out_bound)
     measures |= ulps("out", out.error, (truth.out, truth.out_bound), live, output)
@@ -65,8 +65,7 @@ def judge(trial: Trial) -> Ruling:
         natural = trial.natural_lse(run.lse)
         lse = compare(
             natural, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32")
-        )
-        lse = Comparison(*(torch.where(live, part, 0.0) for part in (lse.error, lse.ratio)))
+        ).among(live)
         finding = finding or excess("bound", "lse", natural, truth.lse, truth.lse_bound, lse)
         measures |= summary("lse", lse, truth.lse, truth.lse_bound)
         if bool(live.any()):
@@ -87,7 +86,7 @@ def judge_backward(trial: Trial) -> Ruling:
     finding = None if trial.own_softmax else _saved(trial)
     if finding is not None:
         return Ruling(finding)
-    truth, measures = trial.gradients, {"seqlen_kv": float(trial.problem.seqlen_kv)}
+    truth, measures = trial.known_gradients, {"seqlen_kv": float(trial.problem.seqlen_kv)}
     known = KnownRoundings(trial)
     for number, (name, got) in enumerate(trial.first.outputs.items()):
         want, bound = getattr(truth, name), getattr(truth, f"{name}_bound")

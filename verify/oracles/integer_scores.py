@@ -31,7 +31,6 @@ from verify.judging.trial import Trial
 from verify.judging.truth import Truth, compute_truth
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.tolerance import forward as tolerance
 from verify.tolerance.exact_sums import exact_below, exact_unit
 from verify.tolerance.forward import ForwardArithmetic
 from verify.variant import Support
@@ -48,9 +47,7 @@ def rescaled(problem: Problem, support: Support) -> Problem:
 
 def _exact_scores(trial: Trial) -> ForwardArithmetic:
     """Return the declared arithmetic with an exact Q K^T."""
-    arithmetic = tolerance.resolve(
-        trial.declaration.numerics, trial.config, trial.problem, trial.arch
-    )
+    arithmetic = trial.arithmetic.unordered
     return replace(
         arithmetic,
         scores=exact_unit(arithmetic.scores),
@@ -71,7 +68,7 @@ def concerns(trial: Trial) -> bool:
     q, k, _ = trial.expanded
     if not q.numel() or not k.numel():
         return True
-    unit = tolerance.resolve(trial.declaration.numerics, trial.config, p, trial.arch).scores
+    unit = trial.arithmetic.scores
     norm_q, norm_k = (x.double().norm(dim=-1).amax(-1) for x in (q, k))
     # at least as large as any sum of |q k|
     largest = float((norm_q * norm_k.repeat_interleave(p.group, 1)).max())

@@ -110,8 +110,7 @@ def _rule(trial: Trial) -> Ruling:
 def _compared(trial: Trial, got: Tensor, truth: Truth) -> Comparison:
     """Errors and r of O; 0 in rows without a key."""
     found = compare(got, truth.out, truth.out_bound, trial.problem.format_out)
-    live = ~truth.empty[..., None]
-    return Comparison(*(torch.where(live, part, 0.0) for part in (found.error, found.ratio)))
+    return found.among(~truth.empty[..., None])
 
 
 def _of_lse(trial: Trial, raw: Tensor, truth: Truth) -> float:

@@ -36,7 +36,6 @@ from verify.judging.trial import Trial
 from verify.judging.truth import Truth, compute_truth
 from verify.oracles import Group, Oracle
 from verify.problem.inputs import dequantised
-from verify.tolerance import forward as tolerance
 
 
 def truths(trials: list[Trial]) -> list[Truth]:
@@ -44,11 +43,13 @@ def truths(trials: list[Trial]) -> list[Truth]:
     scores: their V are columns of one wider V."""
     one = trials[0]
     p, width = one.problem, one.problem.head_dim_v
-    arithmetic = tolerance.resolve(one.declaration.numerics, one.config, p, one.arch)
     q, k, _ = one.expanded
     columns = torch.cat([dequantised(p, trial.inputs)[2].double() for trial in trials], -1)
     whole = compute_truth(
-        p.but(head_dim_v=width * len(trials)), (q, k, columns), [arithmetic], one.clock
+        p.but(head_dim_v=width * len(trials)),
+        (q, k, columns),
+        [one.arithmetic.unordered],
+        one.clock,
     )
     outs, bounds = (
         x.view(*x.shape[:-1], len(trials), width).unbind(-2) for x in (whole.out, whole.out_bound)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from verify.arithmetic.dtypes import DTYPES, DType
 from verify.arithmetic.instructions import Function
@@ -130,6 +130,11 @@ class ForwardArithmetic:
     def ordered(self) -> bool:
         """Whether O is judged by what it must be before its last rounding, too."""
         return self.key_order != "any" and self.output.itemsize > 1
+
+    @property
+    def unordered(self) -> ForwardArithmetic:
+        """The same bounds without the interval of O, which only an order of keys gives."""
+        return replace(self, key_order="any") if self.ordered else self
 
     @property
     def knows_p(self) -> bool:

@@ -166,13 +166,13 @@ def _bound(
     known = known_sum(block, values, a, problem, w, room) if a.knows_p else None
     # Computed weights are a convex combination too: no weighted sum leaves the range, or the
     # largest magnitude, of V.
-    jacobian = (values.deviation(w.grown, block.out) / w.total).masked_fill_(w.hopeless, torch.inf)
-    jacobian = torch.minimum(jacobian, values.spread)
-    carried = torch.where(
-        w.hopeless,
-        values.most,
-        torch.minimum(torch.bmm(w.upper, values.size) / w.total, values.most),
-    )
+    jacobian = values.deviation(w.grown, block.out).div_(w.total)
+    carried = torch.bmm(w.upper, values.size).div_(w.total)
+    if bool(w.hopeless.any()):
+        for averaged in (jacobian, carried):
+            averaged.masked_fill_(w.hopeless, torch.inf)
+    torch.minimum(jacobian, values.spread, out=jacobian)
+    torch.minimum(carried, values.most, out=carried)
     lost = _lost(block, a, w, values, full)
     if a.leads and a.normalised:  # what is flushed before the division
         lost = lost + (2 * TINY + a.vanishing) * w.growth * w.lead * w.keys * values.most
@@ -183,7 +183,8 @@ def _bound(
     row_sum = -torch.expm1(-w.normaliser)
     out = out_bound(size, pre, a.output, problem.scaled_output)
     # but where a weight may overflow, whose product with 0 is NaN
-    out = out.masked_fill(exact, 0.0)
+    if exact is not None:
+        out = out.masked_fill(exact, 0.0)
     lse = _lse_bound(block, a, w)[..., 0]
     unseen = _unseen_overflows(block, a, problem)
     beyond = _overflows(block, a, problem) | unseen
@@ -204,15 +205,18 @@ def _bound(
         reached = reached * (1 + a.conversion.roundoff)
         # A key that no row sees adds 0 times infinity.
         out = out.masked_fill(block.value_sizes.most >= a.conversion.limit, torch.inf)
-    out = out.masked_fill(beyond | _exceeds(reached / a.least_factors[1], a, w, problem), torch.inf)
     unweighted, unsummed = _spoiled(a, w, problem)
-    out, lse = (
-        out.masked_fill(unweighted | unsummed, torch.inf),
-        lse.masked_fill(unsummed[..., 0], torch.inf),
-    )
+    lost_rows = beyond | unweighted | unsummed
+    if _may_exceed(reached / a.least_factors[1], a, w, problem):
+        lost_rows = lost_rows | _exceeds(reached / a.least_factors[1], a, w, problem)
+    if bool(lost_rows.any()):
+        out = out.masked_fill(lost_rows, torch.inf)
+    lse = lse.masked_fill((beyond | unsummed)[..., 0], torch.inf)
     settled = w.empty & ~unseen  # but where NaN may come of a masked score
     lse = lse.masked_fill(unlogged[..., 0], torch.inf).masked_fill(settled[..., 0], 0.0)
-    out = out.masked_fill(settled, 0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    if bool(settled.any()):
+        out = out.masked_fill(settled, 0.0)
+    out = out.nan_to_num_(nan=torch.inf, posinf=torch.inf)
     if not a.ordered:
         return ForwardBound(out, lse)
     if known is None:
@@ -221,6 +225,19 @@ def _bound(
     sums = Sums(known.moved, carried, 0.0, torch.zeros_like(lost), lost, known.middle.abs())
     sharp = before_output(block, values, a, problem, w, sums)[0]
     return ForwardBound(out, lse, interval_of(known, sharp, block.out, out, pre))
+
+
+def _may_exceed(values: Tensor, a: ForwardArithmetic, w: Weights, problem: Problem) -> bool:
+    """Whether `_exceeds` can hold anywhere: it is asked of the largest of everything first."""
+    if not values.numel():
+        return False
+    most = values.amax()
+    if not a.normalised:
+        most = most * w.keys.amax() * w.growth.amax() * a.reach
+    limit = FP32_MAX
+    if a.values.accumulator != "float32":
+        limit = min(limit, a.values.domain(problem.seqlen_kv))
+    return not bool(most * (1 + 2.0**-40) < limit)  # False for a NaN
 
 
 def _exceeds(values: Tensor, a: ForwardArithmetic, w: Weights, problem: Problem) -> Tensor:

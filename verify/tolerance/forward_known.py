@@ -16,6 +16,7 @@ from references.row_blocks import RowBlock
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U
 from verify.tolerance.averages import Values
+from verify.tolerance.extremes import above, below
 from verify.tolerance.forward_maxima import maxima_of, scale_blocks
 from verify.tolerance.gradients_known import Known, cast_to
 from verify.tolerance.intervals import Interval
@@ -108,7 +109,12 @@ def interval_of(
 def lattice(middle: Tensor, reach: Tensor, out: Tensor) -> Interval:
     """The interval of an O that is within `reach` of `middle`; out: its bound, 0 where it must be
     exact and +inf where nothing is asked."""
-    reach = (reach + TINY).masked_fill(out == 0, 0.0)  # a small result is flushed
+    if above(out, 0.0) and below(out, torch.inf):
+        reach = reach + TINY  # a small result is flushed
+        if below(reach, torch.inf) and below(middle, torch.inf) and above(middle, -torch.inf):
+            return Interval(middle, reach)
+    else:
+        reach = (reach + TINY).masked_fill(out == 0, 0.0)
     unasked = out.isinf() | ~reach.isfinite() | ~middle.isfinite()
     return Interval(middle.masked_fill(unasked, 0.0), reach.masked_fill(unasked, torch.inf))
 

@@ -15,6 +15,7 @@ from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, Columns, ForwardArithmetic, U, relative
 from verify.tolerance.averages import Values
 from verify.tolerance.exact_sums import ExactUnit
+from verify.tolerance.extremes import above
 from verify.tolerance.partial_sums import saved
 from verify.tolerance.subnormals import Lost
 from verify.tolerance.weights import Weights, accumulator_loss, loss_of
@@ -39,9 +40,9 @@ class Sums:
 
 def before_output(
     block: RowBlock, values: Values, a: ForwardArithmetic, problem: Problem, w: Weights, sums: Sums
-) -> tuple[Tensor, Tensor, Tensor]:
-    """How far O may be off before its last rounding; where it is exactly 0; the roundings of the
-    products and P."""
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """How far O may be off before its last rounding; where it is exactly 0, None for nowhere; the
+    roundings of the products and P."""
     carried = sums.carried
     lost = sums.lost
     size = sums.size
@@ -65,22 +66,26 @@ def before_output(
         alone = w.keys * w.share * loss_of(a)
         small = block.value_sizes.least < a.weighted.threshold * factor
         of_p = Lost(sums.small / factor, alone)
-        cut = a.weighted.loss(w.keys, 1.0, carried / factor, of_p, small)
+        some = small if bool(small.any()) else False
+        cut = a.weighted.loss(w.keys, 1.0, carried / factor, of_p, some)
         lost = lost + (1 + fp32) * factor * cut
     rounding, lost = _of_parts(a, rounding, lost, carried, values.most / (1 - row_sum))
-    lost = lost - saved(of_sums, carried, size + sums.moved)
-    pre = (sums.moved + rounding * carried + lost + row_sum * size) / (1 - row_sum)
-    exact = size + pre == 0
+    pre = torch.add(size, sums.moved)
+    pre = saved(of_sums, carried, pre).neg_().add_(lost).add_(sums.moved)
+    spare = torch.mul(carried, rounding)
+    pre.add_(spare).add_(torch.mul(size, row_sum, out=spare)).div_(1 - row_sum)
+    # An O of 0 to within 0: nearly always there is none.
+    exact = None if above(pre, 0.0) else size + pre == 0
     last = (0 if a.normalised else a.division) + a.output_roundings
     if last:
-        pre = pre + relative(last, U) * (size + pre)
+        pre.mul_(1 + relative(last, U)).add_(size, alpha=relative(last, U))
     flushed = (
         w.growth
         * (2 * w.keys + a.between_blocks + 2 + a.output_roundings)
         * (TINY * a.largest_factor)
     )
-    pre = pre + flushed * w.lead + a.values.flush
-    pre = pre + w.share * (accumulator_loss(a, problem) * a.largest_factor)
+    flushed = flushed * w.lead + a.values.flush
+    pre.add_(flushed + w.share * (accumulator_loss(a, problem) * a.largest_factor))
     return pre, exact, rounding
 
 

@@ -67,6 +67,8 @@ class GradientArithmetic:
     # 16 bits that everything between the products may be rounded to, in a kernel whose arithmetic
     # is unknown (`gradients_unknown`)
     narrow: DType | None = None
+    # False: where gradients lie before their last rounding is not asked
+    intervals: bool = True
 
     @property
     def exp(self) -> float:
@@ -79,14 +81,18 @@ class GradientArithmetic:
         return self.own or self.of_weights
 
     @property
+    def _asked(self) -> bool:
+        return self.intervals and self.narrow is None
+
+    @property
     def knows_p(self) -> bool:
         """Whether P is rounded once, from a number that is known nearly to fp32's precision."""
-        return self.narrow is None and self.probability.precision < 24
+        return self._asked and self.probability.precision < 24
 
     @property
     def knows_ds(self) -> bool:
         """The same of dS, or of the P that it is made of."""
-        own = self.narrow is None and self.score_gradient.precision < 24
+        own = self._asked and self.score_gradient.precision < 24
         return own or (self.rounded and self.knows_p)
 
     @property

@@ -9,6 +9,7 @@ from torch import Tensor
 from verify.arithmetic.dtypes import DType
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, U
+from verify.tolerance.extremes import below
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.score_mods import ModErrors, narrow_roundings
 from verify.tolerance.scratch import Room
@@ -68,8 +69,3 @@ def rounding_loss(size: Tensor, dtype: DType, room: Room) -> Tensor:
         if below(size, dtype.overflow)
         else lost.masked_fill_(size >= dtype.overflow, torch.inf)
     )
-
-
-def below(x: Tensor, limit: float) -> bool:
-    """Whether all are; no NaN is."""
-    return x.numel() == 0 or bool(x.amax() < limit)

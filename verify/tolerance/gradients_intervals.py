@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from verify.tolerance.arithmetic import TINY
+from verify.tolerance.extremes import above, below
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_sums import Rule, Sums, around
 from verify.tolerance.intervals import Interval
@@ -16,8 +17,9 @@ from verify.tolerance.intervals import Interval
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """The intervals of dq, dk and dv while they are made, by name, of heads folded; none for an
-    unknown backward, whose results may have been rounded before they are rounded."""
+    """The intervals of dq, dk and dv while they are made, by name, of heads folded; none where they
+    are not asked, and for an unknown backward, whose results may have been rounded before they are
+    rounded."""
 
     parts: dict[str, Interval]
 
@@ -27,7 +29,7 @@ class Spans:
         named = zip(("dq", "dk", "dv"), gradients, strict=True)
         return Spans(
             {name: Interval(x.new_zeros(x.shape), x.new_zeros(x.shape)) for name, x in named}
-            if a.narrow is None
+            if a.intervals and a.narrow is None
             else {}
         )
 
@@ -41,7 +43,8 @@ class Spans:
     def found(self, bounds: Sequence[Tensor]) -> dict[str, Interval] | None:
         """All of them; nothing is asked where a bound is infinite.  None without any."""
         for part, bound in zip(self.parts.values(), bounds, strict=bool(self.parts)):
-            part.reach.masked_fill_(bound.isinf(), torch.inf)
+            if not below(bound, torch.inf):
+                part.reach.masked_fill_(bound.isinf(), torch.inf)
         return self.parts or None
 
 
@@ -49,7 +52,11 @@ def interval(sums: Sums, rule: Rule) -> Interval:
     """Where the first arithmetic's gradient lies before its last rounding: the middle, and how far
     from it, +inf where nothing is asked.  By the known roundings, if the sums have any."""
     moved, error = sums.known or (sums.moved, sums.errors[0])
-    middle, total = around(sums, 0, rule, moved, error)
-    reach = total + TINY * (middle.abs() + total > 0)  # a small result is flushed
+    middle, reach = around(sums, 0, rule, moved, error)
+    size = middle.abs().add_(reach)
+    # A small result is flushed, unless every product is 0.
+    reach.add_(TINY if above(size, 0.0) else TINY * (size > 0))
+    if below(size, torch.inf):
+        return Interval(middle, reach)
     unasked = ~(middle.isfinite() & reach.isfinite())
-    return Interval(middle.masked_fill(unasked, 0.0), reach.masked_fill(unasked, torch.inf))
+    return Interval(middle.masked_fill_(unasked, 0.0), reach.masked_fill_(unasked, torch.inf))

@@ -15,8 +15,9 @@ from references.row_blocks import RowBlock
 from verify.arithmetic.units import FMA32
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, U, farthest, relative, slope_of
+from verify.tolerance.extremes import above, below
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
-from verify.tolerance.gradients_casts import below, of_score
+from verify.tolerance.gradients_casts import of_score
 from verify.tolerance.partial_sums import of_product
 from verify.tolerance.score_mods import factor_error, mod_errors, size_of
 from verify.tolerance.scratch import Room
@@ -189,7 +190,7 @@ def pairs_by_key(
 
 def where_positive(x: Tensor, value: Tensor | float) -> Tensor | float:
     """The value, and 0 where x is not positive."""
-    return value if x.numel() == 0 or bool(x.amin() > 0) else (x > 0) * value
+    return value if above(x, 0.0) else (x > 0) * value
 
 
 def score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Tensor, Tensor]:

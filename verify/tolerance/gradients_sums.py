@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from verify.arithmetic.dtypes import DTYPES, DType
 from verify.arithmetic.mma import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, U, relative
+from verify.tolerance.extremes import above, below
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.partial_sums import saved
 from verify.tolerance.subnormals import Lost, Weighted
@@ -48,6 +49,8 @@ class Sums:
     # with known roundings of the first arithmetic: the middles less the exact weights, and the
     # half-widths, times the operand (its size)
     known: list[Tensor]
+    # of the finished sums, what `_others` gives, by arithmetic and query heads in one result
+    others: dict[tuple[int, int], Others] = field(default_factory=dict)
 
     @staticmethod
     def zeros(
@@ -165,21 +168,22 @@ def results(sums: Sums, rules: Sequence[Rule]) -> list[Tensor]:
 
 
 def _fold(x: Tensor, heads: int) -> Tensor:
-    return x.reshape(len(x) // heads, heads, *x.shape[1:]).sum(1)
+    """The query heads of a group, summed; `x` itself where a result has one."""
+    return x if heads == 1 else x.reshape(len(x) // heads, heads, *x.shape[1:]).sum(1)
 
 
 def _bound(sums: Sums, n: int, rule: Rule) -> Tensor:
     """Of the n-th arithmetic."""
     nominal, total = around(sums, n, rule, sums.moved, sums.errors[n])
-    total = _output_error(nominal.abs(), total, rule)
+    total = _output_error(nominal.abs_(), total, rule)
     moved = _fold(rule.scale * sums.moved, rule.heads)
-    return (moved.abs() + total).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return total.add_(moved.abs_()).nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
 def around(sums: Sums, n: int, rule: Rule, moved: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
     """The finished sums of weights that lie around exact ones moved so, and their errors before the
-    output's cast.  error: the weights', times the operand."""
-    nominal = rule.scale * (sums.exact + moved)
+    output's cast; both new tensors.  error: the weights', times the operand."""
+    nominal = torch.add(sums.exact, moved).mul_(rule.scale)
     if not rule.cast:
         return _fold(nominal, rule.heads), _sum_error(sums, n, rule, rule.heads, error)
     # Each head apart; then the casts, the sums of what they give, and the sum of all.
@@ -193,22 +197,47 @@ def around(sums: Sums, n: int, rule: Rule, moved: Tensor, error: Tensor) -> tupl
     return _fold(nominal, rule.heads), total
 
 
+@dataclass(frozen=True, eq=False)
+class Others:
+    """What finished sums err by besides the errors of their weights, before the scale: of the
+    product-sum, partial sums and final roundings, and flushed ones; (results, outputs, dim).
+
+    beyond: where partial sums may overflow; tiny: what is lost behind the scale.  None: nowhere.
+    """
+
+    error: Tensor
+    beyond: Tensor | None
+    tiny: Tensor | None
+
+
 def _sum_error(sums: Sums, n: int, rule: Rule, heads: int, known: Tensor) -> Tensor:
     """Error of the finished fp32 sums over that many query heads: weights (`known`, of each head),
-    product-sum, partial sums, the final roundings.
+    and `Others`.
 
-    All but the first is of the largest weights and of all that their casts may lose, also where it
-    is known what they lose: they are no larger, and those below the normal range are counted so.
+    These are of the largest weights and of all that their casts may lose, also where it is known
+    what they lose: the weights are no larger, and those below the normal range are counted so.
+    """
+    if (n, heads) not in sums.others:
+        sums.others[n, heads] = _others(sums, n, rule, heads)
+    others = sums.others[n, heads]
+    total = torch.add(others.error, _fold(known, heads))
+    if others.beyond is not None:
+        total.masked_fill_(others.beyond, torch.inf)
+    total.mul_(abs(rule.scale))
+    return total if others.tiny is None else total.add_(others.tiny)
+
+
+def _others(sums: Sums, n: int, rule: Rule, heads: int) -> Others:
+    """The same for every known error of the weights.
 
     A kernel may scale its partial sums before it adds them, so the final roundings are proportional
     to the magnitudes too.
     """
     size, error, terms = (_fold(x, heads) for x in (sums.size, sums.errors[n], sums.terms))
-    exact = _fold(sums.exact + sums.moved, heads).abs_()
     bare = _fold(sums.sums[0] + sums.sums[1 + n], heads)
     padded = heads * math.ceil(rule.length / rule.unit.products) * rule.unit.products
     additions = heads * rule.blocks - 1
-    reach = size + error
+    reach = torch.add(size, error)
     of_sizes, of_sums = rule.unit.splits(terms, padded)
     rounded = (1 + of_sizes + of_sums) * (1 + relative(additions + rule.roundings, U)) * (
         1 + rule.operand
@@ -234,18 +263,28 @@ def _sum_error(sums: Sums, n: int, rule: Rule, heads: int, known: Tensor) -> Ten
     flushed = 2 * (terms + additions + 1) * TINY + max(rule.unit.flush, TINY) * bare
     if narrow:
         flushed = flushed + (1 + rounded) * rule.unit.underflow(padded)
-    total = _fold(known, heads) + rounded * reach + flushed * (reach > 0)
-    total = total - saved(of_sums, size, exact)
+    # Nothing is lost where every product is 0; nearly always none is.
+    lossy: Tensor | float = 1.0 if above(reach, 0.0) else reach > 0
+    total = torch.mul(reach, rounded).add_(flushed * lossy)
+    exact = torch.add(sums.exact, sums.moved)
+    total.sub_(saved(of_sums, size, _fold(exact, heads).abs_()))
     if rule.weighted.threshold:
         lost = Lost(error, _fold(sums.sums[1 + n], heads))
-        total = total + (1 + rounded) * rule.weighted.loss(terms, bare, reach, lost)
-    total = total.masked_fill(reach * (1 + rounded) >= most, torch.inf)
-    return total * abs(rule.scale) + tiny * ((reach > 0) & (rule.scale != 0))
+        total.add_((1 + rounded) * rule.weighted.loss(terms, bare, reach, lost))
+    grown = reach.mul_(1 + rounded)
+    beyond = None if below(grown, most) else grown >= most
+    lossy = lossy if rule.scale else 0.0
+    return Others(total, beyond, tiny * lossy if bool(tiny.any()) else None)
 
 
 def _output_error(nominal: Tensor, total: Tensor, rule: Rule) -> Tensor:
-    """The same behind a cast to the output's dtype; still 0 where every product is 0."""
-    size = nominal + total
-    cast = total + rule.output.unit_roundoff * size + rule.output.smallest_subnormal / 2 + TINY
-    beyond = (size >= rule.output.overflow) & rule.cast
-    return torch.where(size == 0, total, cast).masked_fill(beyond, torch.inf)
+    """The same behind a cast to the output's dtype; still 0 where every product is 0.  Both are
+    overwritten."""
+    size = nominal.add_(total)
+    u = rule.output.unit_roundoff
+    cast = total.add_(size, alpha=u)
+    least = rule.output.smallest_subnormal / 2 + TINY
+    cast.add_(least if above(size, 0.0) else (size != 0).double() * least)
+    if not rule.cast or below(size, rule.output.overflow):
+        return cast
+    return cast.masked_fill_(size >= rule.output.overflow, torch.inf)

@@ -27,7 +27,8 @@ def out_bound(size: Tensor, before: Tensor, form: DType, output: ScaledOutput | 
     """The bound of O as it is stored in that format: size is |O|, before the bound of O in fp32."""
     if output is not None:
         return stored_bound(size, before, output)
-    return before + form.unit_roundoff * (size + before) + form.smallest_subnormal / 2
+    rounded = (size + before).mul_(form.unit_roundoff)
+    return rounded.add_(before).add_(form.smallest_subnormal / 2)
 
 
 def stored_ends(

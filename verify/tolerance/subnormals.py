@@ -127,6 +127,8 @@ class Weighted:
         most, of which the one that is aligned wrongly has its last place at least, and no larger
         weight than all of them together.
         """
+        if small is False:
+            return self.share * lost.weighted
         used = terms.clamp(max=self.unit.group) / self.unit.group
         by_operand = self.by_operand * used * total + self.share * self.threshold * lost.alone
         known = self._cut * 2.0 ** (self.weights.precision + self.operand.precision - 1) * reach

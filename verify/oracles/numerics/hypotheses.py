@@ -21,7 +21,6 @@ from verify.judging.measuring import make_inputs, result, run_probe
 from verify.judging.trial import Trial
 from verify.judging.truth import Truth, compute_truth
 from verify.problem import Problem
-from verify.tolerance import forward as tolerance
 
 FLOAT32 = dtype_named("float32")
 NARROW = ("float16", "bfloat16")
@@ -66,10 +65,8 @@ def exact_probabilities(trial: Trial) -> Truth:
 def bounded(trial: Trial, **changes: Any) -> Truth:
     """Return the truth with the bounds of the declared arithmetic after `changes` of fields of
     `ForwardArithmetic`."""
-    resolved = tolerance.resolve(
-        trial.declaration.numerics, trial.config, trial.problem, trial.arch
-    )
-    return compute_truth(trial.problem, trial.expanded, [replace(resolved, **changes)], trial.clock)
+    resolved = replace(trial.arithmetic.unordered, **changes)
+    return compute_truth(trial.problem, trial.expanded, [resolved], trial.clock)
 
 
 def excess(trial: Trial, where: Tensor, truth: Truth | None = None, *, lse: bool = False) -> float:
