@@ -6,7 +6,7 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -35,12 +35,34 @@ def host_library(kernel: Path, entry: str, macros: Iterable[tuple[str, str]]) ->
 
     Headers beside the file come before those of `cuda_host`.
     """
+    return opened(compiled(kernel, entry, macros))
+
+
+def compiled(
+    kernel: Path,
+    entry: str,
+    macros: Iterable[tuple[str, str]],
+    options: Sequence[str] = (),
+    *,
+    quiet: bool = False,
+) -> Path:
+    """The file of that library, not opened yet.
+
+    options: further ones of the compiler; quiet: what it says is not shown.  Raises
+    subprocess.CalledProcessError if it refuses the source.
+    """
     library = kernel.with_suffix(".so")
     every = [*macros, ("KERNEL", f'"{kernel}"'), ("ENTRY", entry)]
     defines = [f"-D{name}={value}" for name, value in every]
     first = ["-include", str(Path(_standard_headers().name) / "standard.h")]
-    command = [str(COMPILER), *_FLAGS, *_LIBRARY, f"-I{HOST}", *first, *defines]
-    subprocess.run([*command, str(HOST / "run.cpp"), "-o", str(library)], check=True)
+    command = [str(COMPILER), *_FLAGS, *_LIBRARY, f"-I{HOST}", *first, *defines, *options]
+    said = subprocess.DEVNULL if quiet else None
+    subprocess.run([*command, str(HOST / "run.cpp"), "-o", str(library)], check=True, stderr=said)
+    return library
+
+
+def opened(library: Path) -> ctypes.CDLL:
+    """The library in that file."""
     made = ctypes.CDLL(str(library))
     made.run.restype = ctypes.c_char_p
     return made

@@ -29,7 +29,7 @@ from kernels.ptx import (
     tiling_qk,
     tiling_qkv,
 )
-from tests.harness.host_library import host_library
+from tests.harness.host_library import host_library, opened
 from verify.arithmetic.dtypes import dtype_named
 from verify.bundle import ROOT
 from verify.cuda.compile import Source
@@ -84,21 +84,43 @@ PARTS = [
 ]
 
 
+def part(text: str) -> str:
+    """A file's text as `written` has it."""
+    return re.sub(r"(?m)^#(pragma once|include.*)\n", "", text)
+
+
+def written(source: Source, folder: Path, edit: Callable[[str], str] = lambda text: text) -> Path:
+    """All of a kernel's text but ptx.cuh, in one file, with a text of it replaced."""
+    text = "".join(part(path.read_text(encoding="utf-8")) for path in (*PARTS, source.path))
+    kernel = folder / "kernel.cu"
+    kernel.write_text(f"{BEFORE}{edit(text)}", encoding="utf-8")
+    return kernel
+
+
+def macros(source: Source) -> list[tuple[str, str]]:
+    """The macros of a build on the CPU."""
+    return [*source.defines, ("BESIDE", str(BESIDE))]
+
+
 class Host:
-    """A source compiled for the CPU, with a text of it replaced."""
+    """A source compiled for the CPU, with a text of it replaced.
+
+    library: of an earlier compilation, in place of one now.
+    """
 
     def __init__(
-        self, source: Source, folder: Path, edit: Callable[[str], str] = lambda text: text
+        self,
+        source: Source,
+        folder: Path,
+        edit: Callable[[str], str] = lambda text: text,
+        *,
+        library: Path | None = None,
     ) -> None:
-        # All of a kernel's text but ptx.cuh, in one file.
-        text = "".join(
-            re.sub(r"(?m)^#(pragma once|include.*)\n", "", path.read_text(encoding="utf-8"))
-            for path in (*PARTS, source.path)
-        )
-        kernel = folder / "kernel.cu"
-        kernel.write_text(f"{BEFORE}{edit(text)}", encoding="utf-8")
-        macros = [*source.defines, ("BESIDE", str(BESIDE))]
-        self.library = host_library(kernel, source.entry, macros)
+        if library is None:
+            kernel = written(source, folder, edit)
+            self.library = host_library(kernel, source.entry, macros(source))
+        else:
+            self.library = opened(library)
         self.schedule = SCHEDULES[0]
         # A slice of V goes into a tile of more columns: there, as in padded rows narrower than 128
         # bytes, copies can meet.
@@ -179,11 +201,18 @@ class Placed:
 
 
 @cache
-def inputs_of(problem: Problem) -> tuple[Placed, ...]:
+def inputs_of(problem: Problem, *, spoiled: bool = False) -> tuple[Placed, ...]:
+    """Q, K and V as a kernel gets them; spoiled: K and V are NaN behind the last key that any row
+    of their sequence sees."""
     made = tensors(problem)
+    ends = problem.mask.row_bounds(problem.batch, problem.seqlen_q, problem.seqlen_kv)[1]
     placed = []
     for name in ("q", "k", "v"):
         values = getattr(made, name)
+        if spoiled and name != "q":
+            values = values.clone()
+            for batch, rows in enumerate(ends.tolist()):
+                values[batch, :, max(rows, default=0) :] = torch.nan
         copy = Placed(tuple(values.shape), problem.layouts[name], values.dtype, guarded=True)
         problem.layouts[name].write(values, {"": copy.tensor})
         placed.append(copy)
@@ -199,9 +228,13 @@ def descales_of(problem: Problem) -> Descales | None:
     return Descales(*seen, quantisation=word) if seen else None
 
 
-def run(variant: Variant, problem: Problem, config: Config) -> tuple[Tensor, Tensor]:
-    """O and LSE from the shipped entry point; asserts that it wrote these and nothing else."""
-    inputs = dict(zip("qkv", inputs_of(problem), strict=True))
+def run(
+    variant: Variant, problem: Problem, config: Config, *, spoiled: bool = False
+) -> tuple[Tensor, Tensor]:
+    """O and LSE from the shipped entry point, of the `inputs_of`; asserts that it wrote these and
+    nothing else."""
+    placed = inputs_of(problem, spoiled=True) if spoiled else inputs_of(problem)
+    inputs = dict(zip("qkv", placed, strict=True))
     stored = {}
     given = {}
     for name, placed in inputs.items():

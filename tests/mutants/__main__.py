@@ -1,57 +1,98 @@
-"""`python -m tests.mutants [--seconds S] [--write] [ID...]`: hunt the mutants that are not on
-record, or these again, and write record.json and docs/mutation.md.
+"""`python -m tests.mutants [--cuda] [--seconds S] [--write] [ID...]`: hunt the mutants that are not
+on record, or these again, and write the record and docs/mutation.md.
 
-It can be stopped at any time and goes on where it was.  --write: hunt none.
+It can be stopped at any time and goes on where it was.  --cuda: those of the CUDA sources, not
+those of the Triton kernels.  --write: hunt none.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TypeVar
 
 from tests.faults.stand import Stand
-from tests.mutants import record
+from tests.mutants import document, record, scores
+from tests.mutants.cuda.hunt import CudaHunt
+from tests.mutants.cuda.mutant import chosen as cuda_chosen
 from tests.mutants.hunt import Hunt
 from tests.mutants.mutant import Mutant, chosen
+from tests.mutants.record import Entry, Ledger, Mutated
+from tests.mutants.truths import remembered
+
+M = TypeVar("M", bound=Mutated)
+_TOGETHER = 4  # mutants of a ground that are hunted one after the other
 
 
 def main() -> None:
     """Hunt, record, and say what was found."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("ids", nargs="*")
+    parser.add_argument("--cuda", action="store_true")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--shard", default="0/1", help="i/n: every n-th of them, from the i-th on")
     given = parser.parse_args()
-    mutants = chosen()
-    entries = record.current(mutants, record.load())
-    number, of = map(int, given.shard.split("/"))
-    left = [
+    end = time.monotonic() + given.seconds
+    if given.cuda and not given.write:
+        with CudaHunt() as hunt:
+            _hunt(_left(cuda_chosen(), record.CUDA, given.ids), record.CUDA, hunt, end)
+    elif not given.write:
+        with Stand() as stand, remembered():
+            hunt = Hunt(stand)
+            _teach(hunt)
+            _hunt(_by_kernel(_left(chosen(), record.TRITON, given.ids)), record.TRITON, hunt, end)
+    write()
+
+
+def write() -> None:
+    """Write the document and the scores, and drop the entries of mutants that are no longer
+    there."""
+    parts = document.parts(chosen(), cuda_chosen())
+    for part in parts:
+        part.ledger.save(part.ledger.current(part.mutants))
+    document.PATH.write_text(document.document(parts), encoding="utf-8")
+    scores.PATH.write_text(scores.module(scores.sources()), encoding="utf-8")
+
+
+def _left(mutants: list[M], ledger: Ledger, ids: list[str]) -> list[M]:
+    entries = ledger.current(mutants)
+    return [m for m in mutants if (m.id in ids if ids else m.id not in entries)]
+
+
+def _hunt(left: Iterable[M], ledger: Ledger, hunt: Callable[[M], Entry], end: float) -> None:
+    for mutant in left:
+        if time.monotonic() > end:
+            break
+        found = hunt(mutant)
+        found = replace(found, seconds=round(found.seconds, 2))
+        ledger.save(ledger.load() | {mutant.id: found})
+        print(
+            f"{mutant.id} line {mutant.mutation.line}: {mutant.before!r} -> {mutant.after!r}:"
+            f" {found.how} {found.by} ({found.asked} asked, {found.seconds:.1f} s)",
+            flush=True,
+        )
+
+
+def _teach(hunt: Hunt) -> None:
+    """What convicted the mutants on record is asked first."""
+    entries = record.TRITON.load()
+    for mutant in chosen():
+        catch = entries[mutant.id].catch if mutant.id in entries else None
+        if catch is not None:
+            hunt.learn(mutant, catch)
+
+
+def _by_kernel(left: list[Mutant]) -> list[Mutant]:
+    """The mutants of a kernel together, a few at a time: what one has made the next need not
+    compute, and each kernel gets its share of a short hunt."""
+    size = _TOGETHER * len({mutant.ground for mutant in left})
+    return [
         mutant
-        for mutant in mutants[number::of]
-        if (mutant.id in given.ids if given.ids else mutant.id not in entries)
+        for start in range(0, len(left), max(size, 1))
+        for mutant in sorted(left[start : start + size], key=lambda mutant: mutant.ground.file)
     ]
-    if not given.write:
-        _hunt(left, time.monotonic() + given.seconds)
-        entries = record.current(mutants, record.load())
-    record.DOCUMENT.write_text(record.document(mutants, entries), encoding="utf-8")
-
-
-def _hunt(left: list[Mutant], end: float) -> None:
-    with Stand() as stand:
-        hunt = Hunt(stand)
-        for mutant in left:
-            if time.monotonic() > end:
-                break
-            found = hunt(mutant)
-            by = "" if found.by is None else found.by.id
-            entry = record.Entry(found.how, by, found.asked, round(found.seconds, 2))
-            record.save(record.load() | {mutant.id: entry})
-            print(
-                f"{mutant.id} line {mutant.mutation.line}: {mutant.before!r} -> {mutant.after!r}:"
-                f" {found.how} {by} ({found.asked} asked, {found.seconds:.1f} s)",
-                flush=True,
-            )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from dataclasses import dataclass, field
 
 from tests.faults.search import LEADING, Catch, candidates
 from tests.faults.stand import Stand, finest
-from tests.mutants.mutant import Ground, Mutant
+from tests.mutants.mutant import Mutant
+from tests.mutants.record import BROKEN, KILLED, SURVIVED, Entry
 from verify.campaign.edge_cases import edge_cases
 from verify.campaign.targets import Target, excludes_group
 from verify.cell.process import ROOT
@@ -21,48 +23,55 @@ from verify.variant import Config, Declaration
 Question = tuple[str, Config, Problem]
 """A group of oracles, a config and a problem."""
 
-KILLED = "killed"
-BROKEN = "broken"
-SURVIVED = "survived"
 _FIRST = 4  # cases of a leading group that are asked before those of other groups
 _OTHERS = 6  # edge cases of each dtype but the first
 _DRAWN = 12  # draws of a leading group
-_BEST = 6  # cases that convicted most mutants of the same kernel, which are asked first
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a mutant.
-
-    how: KILLED; BROKEN, which raises whatever it is asked, as one does that no compiler takes; or
-    SURVIVED.  by: the verdict that convicted it.  asked: cases.  seconds: of wall time.
-    """
-
-    how: str
-    by: Catch | None
-    asked: int
-    seconds: float
+_BEST = 12  # cases that convicted most mutants of the same kernel, which are asked first
 
 
 @dataclass
 class Hunt:
-    """Hunts mutants, one after the other, and remembers what convicts those of a kernel."""
+    """Hunts mutants, one after the other, and remembers what convicts those of a kernel.
+
+    convicting: how many mutants of a variant a question has convicted, of an earlier hunt
+    too.
+    """
 
     stand: Stand
-    _convicting: dict[str, Counter[Question]] = field(default_factory=dict)
+    convicting: dict[str, Counter[Question]] = field(default_factory=dict)
+    _every: dict[str, list[Question]] = field(default_factory=dict)
 
-    def __call__(self, mutant: Mutant) -> Outcome:
+    def learn(self, mutant: Mutant, by: Catch) -> None:
+        """Count a conviction of an earlier hunt."""
+        configs = {config.name: config for config in self._shipped(mutant).configs}
+        if by.config in configs:
+            question = (by.group, configs[by.config], Problem.parse(by.problem))
+            self._count(mutant, question)
+
+    def _count(self, mutant: Mutant, question: Question) -> None:
+        self.convicting.setdefault(mutant.variant, Counter())[question] += 1
+
+    def _all(self, mutant: Mutant) -> Iterator[Question]:
+        """All that the mutant's kernel is asked, which takes seconds to draw."""
+        if mutant.variant not in self._every:
+            self._every[mutant.variant] = list(_all(self._shipped(mutant)))
+        yield from self._every[mutant.variant]
+
+    def _shipped(self, mutant: Mutant) -> Declaration:
+        return self.stand.load(ROOT / mutant.ground.file, mutant.variant)
+
+    def __call__(self, mutant: Mutant) -> Entry:
         """Ask until a verdict fails, or all is asked."""
         begun = time.monotonic()
         asked = 0
         path = mutant.ground.plant(mutant.mutation, self.stand.folder)
         try:
-            declaration = self.stand.load(path, mutant.ground.variant)
+            declaration = self.stand.load(path, mutant.variant)
         except ValueError:
-            return Outcome(BROKEN, None, 0, time.monotonic() - begun)
+            return Entry(BROKEN, "", 0, time.monotonic() - begun)
         raised = 0
         try:
-            for question in self._questions(mutant.ground):
+            for question in self._questions(mutant):
                 group, config, problem = question
                 asked += 1
                 failing = _failing(self.stand.verdicts(declaration, config, group, problem))
@@ -77,20 +86,19 @@ class Hunt:
                     if raised == asked and raised < 2:  # of two questions, a build may not compile
                         continue
                     if raised == asked:
-                        return Outcome(BROKEN, None, asked, time.monotonic() - begun)
-                self._convicting.setdefault(mutant.ground.file, Counter())[question] += 1
+                        return Entry(BROKEN, "", asked, time.monotonic() - begun)
+                self._count(mutant, question)
                 catch = Catch(group, failing.oracle, config.name, problem.name)
-                return Outcome(KILLED, catch, asked, time.monotonic() - begun)
+                return Entry(KILLED, catch.id, asked, time.monotonic() - begun)
         finally:
             self.stand.afresh(declaration)
-        return Outcome(SURVIVED, None, asked, time.monotonic() - begun)
+        return Entry(SURVIVED, "", asked, time.monotonic() - begun)
 
-    def _questions(self, ground: Ground) -> Iterator[Question]:
+    def _questions(self, mutant: Mutant) -> Iterator[Question]:
         """Each once."""
         seen = set()
-        best = self._convicting.get(ground.file, Counter()).most_common(_BEST)
-        shipped = self.stand.load(ROOT / ground.file, ground.variant)
-        for question in (*(each for each, _ in best), *_all(shipped)):
+        best = self.convicting.get(mutant.variant, Counter()).most_common(_BEST)
+        for question in itertools.chain((each for each, _ in best), self._all(mutant)):
             name = (question[0], question[1].name, question[2].name)
             if name not in seen:
                 seen.add(name)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from tests.faults.fault import (
     BACKWARD_KERNELS,
@@ -26,13 +27,16 @@ from tests.faults.fault import (
 from tests.mutants.operators import Mutation, mutations
 from verify.cell.process import ROOT
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Ground:
     """Where mutants are made.
 
     edited: the file.  file, variant: the kernel that is judged with it.  wanted: mutants.
-    hosts: functions of the file that run on the host and are mutated, too.
+    hosts: functions of the file that run on the host and are mutated, too.  others: a condition in
+    the text, and the variant that is judged where it holds.
     """
 
     edited: str
@@ -40,6 +44,7 @@ class Ground:
     variant: str
     wanted: int
     hosts: tuple[str, ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
 
     def plant(self, mutation: Mutation, folder: Path) -> Path:
         """Write the mutant into a folder of its own there, and return the path of its kernel."""
@@ -61,7 +66,16 @@ GROUNDS = (
     Ground(TRITON_SOFTMAX, TRITON_BLOCK_POINTERS, "triton-block-pointer-forward", 25),
     Ground(TRITON_BLOCK_POINTERS, TRITON_BLOCK_POINTERS, "triton-block-pointer-forward", 25),
     Ground(TRITON_DESCRIPTORS, TRITON_DESCRIPTORS, "triton-device-descriptor-forward", 25),
-    Ground(BACKWARD_KERNELS, TRITON_BACKWARD, "triton-flash-backward", 90),
+    Ground(
+        BACKWARD_KERNELS,
+        TRITON_BACKWARD,
+        "triton-flash-backward",
+        90,
+        others=(
+            ("if dq_sums is not None:", "triton-flash-backward-atomic"),
+            ("if PRESCALED:", "triton-flash-backward-prescaled"),
+        ),
+    ),
     Ground(TRITON_DECODE, TRITON_DECODE, "triton-decode-forward", 50),
     Ground(TRITON_FP8, TRITON_FP8, "triton-fp8-forward", 45),
     Ground(TRITON_FP8_TRANSPOSED, TRITON_FP8_TRANSPOSED, "triton-fp8-transposed-forward", 35),
@@ -75,6 +89,18 @@ class Mutant:
     ground: Ground
     mutation: Mutation
 
+    @property
+    def edited(self) -> str:
+        """The mutated file."""
+        return self.ground.edited
+
+    @property
+    def variant(self) -> str:
+        """The variant that is judged: one that comes to the mutated line."""
+        around = conditions(source(self.edited), self.mutation.line)
+        others = (name for condition, name in self.ground.others if condition in around)
+        return next(others, self.ground.variant)
+
     @cached_property
     def id(self) -> str:
         """file:function:operator:key; another one once the function has changed."""
@@ -86,12 +112,25 @@ class Mutant:
     def before(self) -> str:
         """What stands there, in one line."""
         text = source(self.ground.edited)
-        return _line(text[self.mutation.start : self.mutation.end])
+        return one_line(text[self.mutation.start : self.mutation.end])
 
     @cached_property
     def after(self) -> str:
         """What the mutant has, in one line."""
-        return _line(self.mutation.after)
+        return one_line(self.mutation.after)
+
+
+def conditions(text: str, line: int) -> list[str]:
+    """The first lines of the blocks around a line of Python, the innermost first."""
+    lines = text.splitlines()
+    indent = len(lines[line - 1]) - len(lines[line - 1].lstrip())
+    found = []
+    for each in reversed(lines[: line - 1]):
+        less = len(each) - len(each.lstrip())
+        if each.strip() and less < indent:
+            indent = less
+            found.append(each.strip())
+    return found
 
 
 def key(ground: Ground, mutation: Mutation) -> str:
@@ -103,7 +142,8 @@ def key(ground: Ground, mutation: Mutation) -> str:
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:8]
 
 
-def _line(text: str) -> str:
+def one_line(text: str) -> str:
+    """A text without its line breaks."""
     return " ".join(text.split())
 
 
@@ -121,14 +161,15 @@ def mutants(ground: Ground) -> tuple[Mutant, ...]:
     for mutation in mutations(source(ground.edited), ground.hosts):
         by_operator.setdefault(mutation.operator, []).append(Mutant(ground, mutation))
     queues = [sorted(queue, key=lambda mutant: mutant.id[-8:]) for queue in by_operator.values()]
-    return tuple(_in_turn(queues))[: ground.wanted]
+    return tuple(in_turn(queues))[: ground.wanted]
 
 
-def _in_turn(queues: list[list[Mutant]]) -> Iterator[Mutant]:
+def in_turn(queues: list[list[T]]) -> Iterator[T]:
+    """The first of each queue, then the second of each..."""
     for number in range(max(map(len, queues), default=0)):
         yield from (queue[number] for queue in queues if number < len(queue))
 
 
 def chosen() -> list[Mutant]:
     """All mutants that are judged, the grounds in turn."""
-    return list(_in_turn([list(mutants(ground)) for ground in GROUNDS]))
+    return list(in_turn([list(mutants(ground)) for ground in GROUNDS]))

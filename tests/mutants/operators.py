@@ -30,7 +30,7 @@ _TWINS = {
     "min": "max",
     "max": "min",
 }
-_SLIGHT = 1 + 2.0**-10  # what a constant of a formula is multiplied by
+SLIGHT = 1 + 2.0**-10  # what a constant of a formula is multiplied by
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,14 @@ def mutations(text: str, hosts: tuple[str, ...] = ()) -> list[Mutation]:
         if isinstance(node, ast.FunctionDef) and node.name in hosts
     }
     found: list[Mutation] = []
-    seen = {ast.dump(tree)}
     for function in functions.values():
+        begin, last = source.span(function)
+        seen = {ast.dump(ast.parse(text[begin:last]))}
         for node in _nodes(function):
             for operator in OPERATORS:
                 for kind, start, end, after in operator(source, node):
-                    mutant = text[:start] + after + text[end:]
-                    try:
-                        shape = ast.dump(ast.parse(mutant))
+                    try:  # the function alone: a whole file takes ten times as long
+                        shape = ast.dump(ast.parse(text[begin:start] + after + text[end:last]))
                     except SyntaxError:
                         continue
                     if shape in seen:
@@ -287,7 +287,7 @@ def _constant(source: _Source, node: ast.AST) -> Iterator[_Proposal]:
     if isinstance(node, ast.Constant) and isinstance(node.value, float):
         start, end = source.span(node)
         value = node.value
-        other = {0.0: 1.0, 1.0: 0.0}.get(value, value * _SLIGHT)
+        other = {0.0: 1.0, 1.0: 0.0}.get(value, value * SLIGHT)
         yield "constant", start, end, repr(other)
 
 

@@ -18,6 +18,7 @@ from verify.report import (
     contract,
     kept_scores,
     merged_runs,
+    mutation,
     pairs,
     pooled,
     power,
@@ -92,6 +93,7 @@ def build(
         "pools": pooled.reports(evidence.verdicts),
         "accuracy": ranking.reports(evidence.verdicts),
         "power": power.reports(evidence.verdicts),
+        "mutation": mutation.reports(variants),
         "pairs": pairs.report(_judged(evidence.verdicts)),
     }
     if len(starts := merged_runs.starts(runs)) > 1:

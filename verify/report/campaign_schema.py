@@ -52,6 +52,22 @@ class AccuracyReport(TypedDict):
     best99: Number
 
 
+class MutationReport(TypedDict):
+    """Mutants of the sources of one variant, of the same source hash, and how many of them the
+    suite convicts without a GPU (docs/mutation.md).
+
+    killed: convicted ones; counted: those, and the ones that no question saw.  Of the `judged` ones
+    the others are equivalent or broken.  chosen: those that the operators' text chose; the rest was
+    not judged.
+    """
+
+    variant: str
+    killed: Integer
+    counted: Integer
+    judged: Integer
+    chosen: Integer
+
+
 class PairsReport(TypedDict):
     """Which levels of two factors met in a judged case, of whatever variant
     (`verify.problem.factors`).

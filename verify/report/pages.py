@@ -10,7 +10,7 @@ from pathlib import Path
 
 from verify.document import Document, Figure, Paragraph, Span, html, markdown, text
 from verify.probes import page as probes
-from verify.report import beside, svg
+from verify.report import beside, mutation, svg
 from verify.report.beside import Beside
 from verify.report.document import document
 from verify.report.json_file import dumps
@@ -32,7 +32,7 @@ def render(report: Report, folder: Path) -> dict[str, str]:
     has everything.
     """
     near = beside.look(folder, report["device"])
-    whole = beside.joined(report, near)
+    whole = beside.joined(mutation.scored(report), near)
     files = {"report.json": dumps(whole)}
     page = _made(partial(document, whole, near), "Attention accuracy", "report.json")
     files["report.md"] = _rendered(

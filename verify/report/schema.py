@@ -13,6 +13,7 @@ from typing import Final, Literal, NotRequired, TypedDict
 from verify.evidence.strict_json import Free, Integer, Number, NumberOrText
 from verify.report.campaign_schema import (
     AccuracyReport,
+    MutationReport,
     PairsReport,
     PoolReport,
     PowerReport,
@@ -341,9 +342,9 @@ class Report(TypedDict):
     are listed with commas.
 
     started: the first of them.  What the runs know differently of device and versions is listed
-    alike.  pools, accuracy, power, pairs, beside: missing in reports of an earlier day.  runs: in
-    order of time; missing where there is one.  left_out: sorted by variant; missing where nothing
-    was.
+    alike.  pools, accuracy, power, mutation, pairs, beside: missing in reports of an earlier day.
+    runs: in order of time; missing where there is one.  left_out: sorted by variant; missing where
+    nothing was.
     """
 
     schema: Literal[3]
@@ -364,6 +365,7 @@ class Report(TypedDict):
     pools: NotRequired[list[PoolReport]]
     accuracy: NotRequired[list[AccuracyReport]]
     power: NotRequired[list[PowerReport]]
+    mutation: NotRequired[list[MutationReport]]
     pairs: NotRequired[PairsReport]
     beside: NotRequired[list[BesideReport]]
     runs: NotRequired[list[Started]]

@@ -226,6 +226,13 @@ inline void count_copies() {
     }
 }
 
+// Whether nothing was written behind the block's shared memory.
+inline bool untouched_behind() {
+    const unsigned char* behind = shared + block.shared_bytes;
+    const unsigned count = sizeof shared - block.shared_bytes;
+    return count == 0 || (*behind == 0xff && std::memcmp(behind, behind + 1, count - 1) == 0);
+}
+
 // Run one block: `backwards` lets the last warp go first.  Returns false after an error.
 inline bool run_block(unsigned index, unsigned threads, bool backwards) {
     blockIdx.x = index;
@@ -267,6 +274,9 @@ inline bool run_block(unsigned index, unsigned threads, bool backwards) {
         if (state == State::done) {
             break;
         }
+    }
+    if (!untouched_behind()) {
+        fail("a write behind the shared memory of the block", block.shared_bytes);
     }
     return !block.error[0];
 }

@@ -13,15 +13,18 @@ import pytest
 
 from tests.faults.search import convicts
 from tests.faults.stand import Stand
-from tests.mutants import record
-from tests.mutants.hunt import BROKEN, KILLED, SURVIVED, Hunt
+from tests.mutants import document, record, scores
+from tests.mutants.cuda.mutant import chosen as cuda_chosen
+from tests.mutants.hunt import Hunt
 from tests.mutants.mutant import GROUNDS, Mutant, chosen, source
 from tests.mutants.operators import functions_of, mutations
+from tests.mutants.record import BROKEN, KILLED, SURVIVED, TRITON, Ledger
 from tests.properties import tier
 from verify.cell.process import ROOT
+from verify.report.mutation_scores import SCORES
 
 MUTANTS = {mutant.id: mutant for mutant in chosen()}
-ENTRIES = record.load()
+ENTRIES = TRITON.load()
 KILLS = [MUTANTS[id_] for id_, entry in ENTRIES.items() if entry.how == KILLED and id_ in MUTANTS]
 
 KERNEL = '''
@@ -94,14 +97,16 @@ def test_every_mutant_is_another_program() -> None:
 
 def test_the_record_is_of_the_kernels_as_they_are() -> None:
     assert set(ENTRIES) <= set(MUTANTS), "run python -m tests.mutants --write"
-    assert record.DOCUMENT.read_text("utf-8") == record.document(chosen(), ENTRIES)
+    parts = document.parts(chosen(), cuda_chosen())
+    assert document.PATH.read_text("utf-8") == document.document(parts)
+    hashes = {variant: source for variant, (source, _) in SCORES.items()}
+    assert scores.PATH.read_text("utf-8") == scores.module(hashes)
 
 
 def test_enough_mutants_count_and_every_survivor_has_its_reason() -> None:
-    score = record.Score.of([MUTANTS[id_] for id_ in ENTRIES], ENTRIES)
-    assert score.killed + score.unseen >= 100
+    assert record.Score.of(MUTANTS.values(), TRITON).counted >= 100
     survivors = {id_ for id_, entry in ENTRIES.items() if entry.how == SURVIVED}
-    assert set(record.reasons()) == survivors
+    assert set(TRITON.reasons()) == survivors
 
 
 def spread() -> list[Mutant]:
@@ -121,19 +126,22 @@ def test_a_convicted_mutant_is_convicted_again_and_the_kernel_is_not(
     assert catch is not None
     ground = mutant.ground
     path = ground.plant(mutant.mutation, stand.folder)
-    assert convicts(stand, stand.load(path, ground.variant), catch)
-    assert not convicts(stand, stand.load(ROOT / ground.file, ground.variant), catch)
+    assert convicts(stand, stand.load(path, mutant.variant), catch)
+    assert not convicts(stand, stand.load(ROOT / ground.file, mutant.variant), catch)
 
 
 def test_the_command_hunts_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One cheap mutant again, into files of its own."""
     cheapest = spread()[0]
-    for name in ("PATH", "DOCUMENT"):
-        monkeypatch.setattr(record, name, tmp_path / name)
+    ledger = Ledger(tmp_path / "record.json", TRITON.explained)
+    for module in (record, document, scores):
+        monkeypatch.setattr(module, "TRITON", ledger)
+    monkeypatch.setattr(document, "PATH", tmp_path / "mutation.md")
+    monkeypatch.setattr(scores, "PATH", tmp_path / "mutation_scores.py")
     monkeypatch.setattr(sys, "argv", ["tests.mutants", cheapest.id])
     runpy.run_path(str(ROOT / "tests/mutants/__main__.py"), run_name="__main__")
-    assert {id_: entry.how for id_, entry in record.load().items()} == {cheapest.id: KILLED}
-    assert "1 of" in (tmp_path / "DOCUMENT").read_text("utf-8")
+    assert {id_: entry.how for id_, entry in ledger.load().items()} == {cheapest.id: KILLED}
+    assert "1 of" in (tmp_path / "mutation.md").read_text("utf-8")
 
 
 @pytest.mark.for_ci
