@@ -214,8 +214,7 @@ def _bound(
     lse = lse.masked_fill((beyond | unsummed)[..., 0], torch.inf)
     settled = w.empty & ~unseen  # but where NaN may come of a masked score
     lse = lse.masked_fill(unlogged[..., 0], torch.inf).masked_fill(settled[..., 0], 0.0)
-    if bool(settled.any()):
-        out = out.masked_fill(settled, 0.0)
+    out = out.masked_fill(settled, 0.0) if bool(settled.any()) else out
     out = out.nan_to_num_(nan=torch.inf, posinf=torch.inf)
     if not a.ordered:
         return ForwardBound(out, lse)
