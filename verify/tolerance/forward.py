@@ -25,6 +25,7 @@ from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.averages import Values
 from verify.tolerance.forward_known import interval_of, known_sum, lattice
+from verify.tolerance.forward_maxima import rescaling_blocks
 from verify.tolerance.forward_sums import Sums, before_output
 from verify.tolerance.intervals import Interval
 from verify.tolerance.resolution import BEST, resolve
@@ -46,6 +47,8 @@ __all__ = ["BEST", "ForwardArithmetic", "ForwardBound", "bound", "resolve"]
 # and rows enough for products.
 _PART = 2**19
 _LN_2 = math.log(2)  # a kernel that computes in base 2 multiplies a score by 1 / ln 2 more
+# Of ln 2 (m + log2 l): its sum, its product, and the constant, which is off by 0.05 of one.
+LOG2_ROUNDINGS = 2.1
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,9 @@ class ForwardBound:
     lse: Tensor
     # where O lies before its last rounding, if an order of keys is declared
     interval: Interval | None = None
+    # how far the natural LSE may be off before its sum with the maximum and its product with ln 2,
+    # (heads, rows), if these are declared
+    lse_reach: Tensor | None = None
 
 
 def bound(
@@ -85,11 +91,15 @@ def bound(
     if arithmetic.ordered:
         span = Interval(torch.empty_like(block.out), torch.empty_like(block.out))
         found = replace(found, interval=span)
+    if arithmetic.log2_sum:
+        found = replace(found, lse_reach=torch.empty_like(block.lse))
     for heads, rows, keys in _parts(block, full, arithmetic.block_n if arithmetic.knows_p else 1):
         part = _cut(block, heads, rows, keys)
         ahead = None if above is None else above[heads, rows]
         made = _bound(part, values.cut(heads, keys), arithmetic, problem, full, room, ahead)
         found.out[heads, rows], found.lse[heads, rows] = made.out, made.lse
+        if found.lse_reach is not None and made.lse_reach is not None:
+            found.lse_reach[heads, rows] = made.lse_reach
         if found.interval is not None and made.interval is not None:
             found.interval.middle[heads, rows] = made.interval.middle
             found.interval.reach[heads, rows] = made.interval.reach
@@ -175,7 +185,8 @@ def _bound(
     out = out_bound(size, pre, a.output, problem.scaled_output)
     # but where a weight may overflow, whose product with 0 is NaN
     out = out.masked_fill(exact, 0.0)
-    lse = _lse_bound(block, a, w)[..., 0]
+    log_sum = _lse_bound(block, a, problem, w)
+    lse = log_sum.bound[..., 0]
     unseen = _unseen_overflows(block, a, problem)
     beyond = _overflows(block, a, problem) | unseen
     reached = (
@@ -196,14 +207,18 @@ def _bound(
     settled = w.empty & ~unseen  # but where NaN may come of a masked score
     lse = lse.masked_fill(beyond[..., 0], torch.inf).masked_fill(settled[..., 0], 0.0)
     out = out.masked_fill(settled, 0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    reach = None
+    if a.log2_sum:
+        reach = log_sum.reach[..., 0].nan_to_num(nan=torch.inf)
+        reach = reach.masked_fill(lse.isinf() | w.empty[..., 0], torch.inf)
     if not a.ordered:
-        return ForwardBound(out, lse)
+        return ForwardBound(out, lse, lse_reach=reach)
     if known is None:
-        return ForwardBound(out, lse, lattice(block.out, pre, out))
+        return ForwardBound(out, lse, lattice(block.out, pre, out), reach)
     carried = carried * (1 + a.probability_roundoff) + lost
     sums = Sums(known.moved, carried, 0.0, torch.zeros_like(lost), lost, known.middle.abs())
     sharp = before_output(block, values, a, problem, w, sums)[0]
-    return ForwardBound(out, lse, interval_of(known, sharp, block.out, out, pre))
+    return ForwardBound(out, lse, interval_of(known, sharp, block.out, out, pre), reach)
 
 
 def _exceeds(values: Tensor, a: ForwardArithmetic, w: Weights, problem: Problem) -> Tensor:
@@ -316,11 +331,21 @@ def _unseen_overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -
     return beyond
 
 
-def _lse_bound(block: RowBlock, a: ForwardArithmetic, w: Weights) -> Tensor:
-    """(heads, rows, 1).  LSE = m + ln l: the errors of the row sum and its logarithm, and the fp32
-    roundings of both terms.
+@dataclass(frozen=True)
+class _LogSum:
+    """Of the natural LSE, (heads, rows, 1): its bound, and what it may be off before its last one
+    or two roundings; +inf for the latter where these are not declared."""
 
-    m enters twice, as subtracted and as added, and may be scaled by differently rounded factors.
+    bound: Tensor
+    reach: Tensor
+
+
+def _lse_bound(block: RowBlock, a: ForwardArithmetic, problem: Problem, w: Weights) -> _LogSum:
+    """LSE = m + ln l: the errors of the row sum and its logarithm, and the fp32 roundings of both
+    terms.
+
+    m enters twice, as subtracted and as added, and may be scaled by differently rounded factors,
+    unless it is declared that it is not.
     """
     log_sum = (
         torch.where(w.empty, 0.0, torch.log(block.row_sum.clamp(min=1.0))[..., None])
@@ -332,10 +357,35 @@ def _lse_bound(block: RowBlock, a: ForwardArithmetic, w: Weights) -> Tensor:
     moved = torch.maximum(torch.log1p(w.moved), -torch.log(w.total))
     # No log-sum-exp moves by more than its largest score does.
     moved = torch.where(w.largest > DIRECT, w.largest, torch.minimum(moved, w.largest))
-    moved = (
+    summed = (
         moved
         + w.drift
         + (2 * TINY + max(TINY, a.vanishing)) * w.keys * (w.share if a.vanishing else 1.0)
     )
     maxima = (4 + a.scale_roundings) * (w.top + a.lag + w.ahead)
-    return moved + U * (maxima + 4 * lse + 2 * log_sum) + LOG_ERROR * (1 + log_sum)
+    found = summed + U * (maxima + 4 * lse + 2 * log_sum) + LOG_ERROR * (1 + log_sum)
+    if not a.log2_sum:
+        return _LogSum(found, torch.full_like(found, torch.inf))
+    if problem.score_mod is None and a.score_format is None and not a.prescaled:
+        # Nothing changes the base of a difference: two of the three roundings in `weights_of`.
+        peak = block.row_max.abs().nan_to_num(posinf=0.0)[..., None]
+        changed = (relative(3, U) - relative(1, U)) * (w.error + peak + a.offset + w.ahead)
+        summed = summed - torch.minimum(changed, moved)
+    summed = summed - _unchanged(block, a, problem, w).clamp(max=summed)
+    apart = U * log_sum * (a.probability_scale != 1)  # log2 l - log2 s
+    reach = summed + apart + LOG_ERROR * log_sum.clamp(min=_LN_2)
+    last = U * LOG2_ROUNDINGS * (lse + reach)
+    return _LogSum(torch.minimum(found, reach + last), reach)
+
+
+def _unchanged(block: RowBlock, a: ForwardArithmetic, problem: Problem, w: Weights) -> Tensor:
+    """What `weights_of` allows, of the LSE, for rescales by exp(0) = 1: behind blocks that do not
+    change the maximum, if their order is declared; (heads, rows, 1)."""
+    none = torch.zeros_like(w.total)
+    if not a.rescales_by_one or a.row_sum != "unrounded" or a.ones:
+        return none
+    changes = rescaling_blocks(block, a, problem, w.error)
+    if changes is None:
+        return none
+    each = U - math.log1p(-a.rescale.error)  # of the product, and of its factor
+    return (a.blocks - changes).clamp(min=0.0) * each

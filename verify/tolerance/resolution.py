@@ -173,6 +173,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         block_n=block_n,
         tile=config.block_m or 0,
         key_parts=_key_parts(softmax.maximum.parts, config),
+        log2_sum=softmax.row_sum.lse == "log2" and not output.split_keys,
     )
 
 
