@@ -234,7 +234,8 @@ VARIANT = Variant(
             scores="float32",
             exp="ex2.approx",
             maximum=Maximum(key_order="ascending"),
-            row_sum=RowSum(lanes=4, apart=True),  # a row's columns lie in four neighbouring lanes
+            # a row's columns lie in four neighbouring lanes
+            row_sum=RowSum(lanes=4, apart=True, lse="log2"),
         ),
         output=Output(probability="input"),
         order=Order(head_dim="ascending"),  # `multiply` takes one step of head_dim after another

@@ -173,8 +173,13 @@ def _variant(name: str, chosen: list[tuple[Config, int]], *, promoted: bool) -> 
         numerics=replace(
             numerics,
             products=replace(numerics.products, promotion="block" if promoted else 0),
-            # scale * log2(e) on the host, then the factors of q and k
-            softmax=replace(numerics.softmax, scale_roundings=3),
+            # scale * log2(e) on the host, then the factors of q and k.  The LSE is made of another
+            # product of the raw maximum than the exponents are.
+            softmax=replace(
+                numerics.softmax,
+                scale_roundings=3,
+                row_sum=replace(numerics.softmax.row_sum, lse="any"),
+            ),
             output=Output(probability="input", probability_scale=256.0, roundings=1),
         ),
         builds=partial(builds, family, chosen),

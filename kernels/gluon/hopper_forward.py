@@ -383,7 +383,7 @@ VARIANT = Variant(
             scores="float32",
             exp="ex2.approx",
             maximum=Maximum(key_order="whole_first"),
-            row_sum=RowSum(apart=True),
+            row_sum=RowSum(apart=True, lse="log2"),
         ),
         output=Output(probability="input"),
     ),

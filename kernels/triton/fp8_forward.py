@@ -354,7 +354,7 @@ VARIANT = Variant(
         products=Products(promotion=PROMOTION),
         softmax=Softmax(
             scale_roundings=3,  # scale * log2(e) on the host, then both factors
-            row_sum=RowSum(apart=True),
+            row_sum=RowSum(apart=True, lse="log2"),
         ),
         output=Output(probability_scale=256.0, roundings=1),
     ),

@@ -34,6 +34,7 @@ KNOWN = (
     *("softmax.block_n", "softmax.row_sum.lanes", "softmax.row_sum.apart"),
     # An order narrows what a kernel can do; the slacks hold for every one.
     *("order.head_dim", "softmax.maximum.key_order", "softmax.maximum.parts"),
+    *("softmax.row_sum.lse",),
     *("output.probability", "output.values", "output.probability_scale", "output.normalised"),
     *("output.split_keys", "output.division", "output.roundings"),
 )

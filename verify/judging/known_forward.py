@@ -4,22 +4,24 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from verify.arithmetic.dtypes import DType
+from verify.arithmetic.dtypes import DType, dtype_named
 from verify.evidence import Finding
 from verify.judging.findings import place, worst
 from verify.judging.lattice import acceptable, explained
 from verify.judging.trial import Trial
 from verify.judging.truth import Truth
+from verify.tolerance.arithmetic import TINY, U
+from verify.tolerance.forward_log_sum import LOG2_ROUNDINGS
+from verify.tolerance.forward_maxima import FEWEST_ROWS
 from verify.tolerance.intervals import Interval
 from verify.variant import Config, Numerics
-
-_FEWEST_ROWS = 16  # of a tile: those of a matrix instruction
 
 
 def judge_out(trial: Trial, got: Tensor) -> tuple[Finding | None, dict[str, float]]:
@@ -53,6 +55,53 @@ def judge_out(trial: Trial, got: Tensor) -> tuple[Finding | None, dict[str, floa
     return _finding(got, truth.interval, ratio), found
 
 
+def judge_lse(trial: Trial, got: Tensor) -> tuple[Finding | None, dict[str, float]]:
+    """The same of the LSE, raw as the kernel wrote it, whose last steps are declared
+    (docs/tolerance.md, *LSE*): `lattice_lse` and `single_lse`."""
+    truth = trial.truth
+    if truth.lse_reach is None or trial.declaration.undeclared or not got.numel():
+        return None, {}
+    base2 = trial.declaration.contract.lse == "base2"
+    lse = truth.lse.nan_to_num(neginf=0.0)
+    middle, reach = (base2_reach if base2 else natural_reach)(lse, truth.lse_reach)
+    output = dtype_named("float32")
+    ratio = explained(got, middle, reach, output)
+    count = acceptable(middle, reach, output)
+    found = {"lattice_lse": float(ratio.max())}
+    if bool((count > 0).any()):
+        found["single_lse"] = int((count == 1).sum()) / int((count > 0).sum())
+    if found["lattice_lse"] <= 1:
+        return None, found
+    index = worst(ratio)
+    value, exact, most = float(got[index]), float(middle[index]), float(reach[index])
+    finding = Finding(
+        oracle="bound",
+        message=(
+            f"lse is no rounding of ln 2 (m + log2 l), or of m + log2 l: got {value:.9g}, should be"
+            f" {exact:.9g} to within {most:.4g} before its last rounding at"
+            f" {place('lse', index)} (needs {float(ratio[index]):.3g} times that);"
+            f" {int((ratio > 1).sum())} of {ratio.numel()} elements are so"
+        ),
+        got=value,
+        bound=most,
+        where=place("lse", index),
+        count=int((ratio > 1).sum()),
+        total=ratio.numel(),
+    )
+    return finding, found
+
+
+def natural_reach(lse: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
+    """Where ln 2 (m + log2 l) lies before the product is rounded, of a sum that is rounded and a
+    constant that is; reach: what the LSE may be off before, both fp64."""
+    return lse, reach + U * (LOG2_ROUNDINGS - 1) * (lse.abs() + reach) + TINY
+
+
+def base2_reach(lse: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
+    """Where m + log2 l lies before the sum is rounded, in units of log2."""
+    return lse / math.log(2), reach / math.log(2) + TINY
+
+
 def finer(declared: Numerics, config: Config, dtype: str) -> Iterator[tuple[Numerics, Config]]:
     """Declarations of which each rounds no more, one after the other, with their configs: P in
     fp32, and smaller tiles of rows where the order of keys depends on them."""
@@ -63,7 +112,7 @@ def finer(declared: Numerics, config: Config, dtype: str) -> Iterator[tuple[Nume
         kept = replace(kept, products=replace(declared.products, accumulator="float32"))
     sizes = [config.block_m]
     if declared.softmax.maximum.key_order == "whole_first" and config.block_m is not None:
-        while sizes[-1] is not None and sizes[-1] // 2 >= _FEWEST_ROWS:
+        while sizes[-1] is not None and sizes[-1] // 2 >= FEWEST_ROWS:
             sizes.append(sizes[-1] // 2)
     choices = itertools.product((declared, kept)[: 1 + rounds], sizes)
     next(choices)  # the declaration itself

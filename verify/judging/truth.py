@@ -40,6 +40,7 @@ class Truth:
 
     best_out_bound: the bound of the tightest possible arithmetic of the dtype, if requested.
     interval: where O lies before its last rounding, if the arithmetic declares an order of keys.
+    lse_reach: shaped like lse.
     """
 
     out: Tensor
@@ -48,6 +49,8 @@ class Truth:
     lse_bound: Tensor
     best_out_bound: Tensor | None = None
     interval: Interval | None = None
+    # how far the natural LSE may be off before its last sum and product, if they are declared
+    lse_reach: Tensor | None = None
 
     @property
     def empty(self) -> Tensor:
@@ -108,6 +111,8 @@ def _compute_truth(
     if arithmetics[0].ordered:
         made["middle"] = torch.zeros_like(made["out"])
         made["reach"] = torch.zeros_like(made["out"])
+    if arithmetics[0].log2_sum:
+        made["lse_reach"] = torch.zeros_like(made["lse"])
     with clock.timed("generate"):
         q, k, v = (tensor.to(device) for tensor in inputs)
     above = shared_excess(p, q, k, arithmetics[0], rows)
@@ -135,6 +140,8 @@ def _compute_truth(
                 bounds.out.cpu(),
                 bounds.lse.cpu(),
             )
+            if bounds.lse_reach is not None:
+                made["lse_reach"][block.index] = bounds.lse_reach.cpu()
             if bounds.interval is not None:
                 made["middle"][block.index] = bounds.interval.middle.cpu()
                 made["reach"][block.index] = bounds.interval.reach.cpu()

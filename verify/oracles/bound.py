@@ -5,7 +5,8 @@ The reference is attention in fp64. docs/tolerance.md derives the bound of each 
 declared arithmetic. NaN and infinities must be in exactly the right elements. The oracle can judge
 any distribution and any problem. empty_rows judges the rows without a key. If the kernel declares
 the order of its blocks of keys, P is known once it is rounded: each element of O must then be a
-rounding, to nearest, of what these numbers give, or of what a P in fp32 gives.
+rounding, to nearest, of what these numbers give, or of what a P in fp32 gives. If it declares how
+the LSE is made of the maximum and the row sum, each LSE must be a rounding of what these give.
 
 Backward: each element of dQ, dK and dV lies within the bounds of docs/tolerance-backward.md. The
 truth is the gradients that follow from the saved O and LSE: the error of the saved tensors is
@@ -27,7 +28,7 @@ from verify.arithmetic.dtypes import dtype_named
 from verify.evidence import Finding
 from verify.judging.comparison import compare, excess, quantisation, summary, ulps
 from verify.judging.findings import Ruling
-from verify.judging.known_forward import judge_out
+from verify.judging.known_forward import judge_lse, judge_out
 from verify.judging.known_roundings import KnownRoundings
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
@@ -67,6 +68,9 @@ def judge(trial: Trial) -> Ruling:
             natural, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32")
         ).among(live)
         finding = finding or excess("bound", "lse", natural, truth.lse, truth.lse_bound, lse)
+        if finding is None:
+            finding, found = judge_lse(trial, run.lse)
+            measures |= found
         measures |= summary("lse", lse, truth.lse, truth.lse_bound)
         if bool(live.any()):
             # near 0 an ulp is no useful unit: LSE is the sum of two larger terms

@@ -44,6 +44,7 @@ from verify.oracles.numerics.hypotheses import exact_probabilities
 from verify.problem.visibility import intervals
 from verify.tolerance.arithmetic import U, relative
 from verify.tolerance.exact_sums import ExactUnit, of_ones
+from verify.tolerance.forward_log_sum import LOG2_ROUNDINGS
 from verify.tolerance.resolution import resolve
 from verify.tolerance.scaled_output import stored, stored_ends
 
@@ -134,6 +135,8 @@ def _bounds(trial: Trial, want: Tensor, logs: Tensor) -> tuple[Tensor, Tensor, T
         truth = compute_truth(p, trial.expanded, [exact], trial.clock)
         return stored(want, p.scaled_output), truth.out_bound, truth.lse_bound
     limit = _lse_error(logs + a.offset)
+    if a.log2_sum and a.probability_scale == 1:
+        limit = LOG_ERROR * logs.clamp(min=math.log(2)) + U * LOG2_ROUNDINGS * logs
     before = want * relative(a.division + a.output_roundings, U)
     if p.scaled_output is None and not a.ordered and a.output.itemsize < 4:
         # Not even that O is rounded once is declared.

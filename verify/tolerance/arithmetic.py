@@ -121,6 +121,7 @@ class ForwardArithmetic:
     key_parts: int = 0  # that the blocks are dealt out to, if keys are split; 0: not known
     integers: Integers | None = None  # that Q and K are rounded to
     columns: Columns | None = None  # of V, if that is rounded to 8 bits
+    log2_sum: bool = False  # LSE = ln 2 (m + log2 l), of the m that the exponents have
     # What `exact_sums` knows: every weight and rescale of a row is exp(0) = 1; one key of a row has
     # all of its weight.
     ones: bool = False
@@ -232,6 +233,13 @@ class ForwardArithmetic:
     def rescales(self) -> float:
         """|ln(1 + eps)| of the rescales behind a block alone."""
         return 0.0 if self.ones else -(self.blocks - 1) * math.log1p(-self.rescale.error)
+
+    @property
+    def rescales_by_one(self) -> bool:
+        """Whether a block that leaves the maximum as it is rescales by exp(0) = 1, and it is
+        declared in which order blocks come."""
+        known = self.key_order != "any" and bool(self.rescale.one_at_zero)
+        return known and not (self.lag or self.leads) and self.blocks > 1
 
     @property
     def slope(self) -> float:

@@ -19,12 +19,12 @@ from torch import Tensor
 from references.masks import Full
 from references.row_blocks import RowBlock
 from verify.arithmetic.dtypes import DTYPES, dtype_named
-from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.mma import Promoted
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.averages import Values
 from verify.tolerance.forward_known import interval_of, known_sum, lattice
+from verify.tolerance.forward_log_sum import log_sum_of
 from verify.tolerance.forward_sums import Sums, before_output
 from verify.tolerance.integers import TINY_ROW, Steps
 from verify.tolerance.intervals import Interval
@@ -33,7 +33,6 @@ from verify.tolerance.scaled_output import out_bound
 from verify.tolerance.scratch import Room, room_on
 from verify.tolerance.subnormals import whole
 from verify.tolerance.weights import (
-    DIRECT,
     Weights,
     largest_of,
     loss_of,
@@ -61,6 +60,9 @@ class ForwardBound:
     lse: Tensor
     # where O lies before its last rounding, if an order of keys is declared
     interval: Interval | None = None
+    # how far the natural LSE may be off before its sum with the maximum and its product with ln 2,
+    # (heads, rows), if these are declared
+    lse_reach: Tensor | None = None
 
 
 def bound(
@@ -92,12 +94,16 @@ def bound(
     if arithmetic.ordered:
         span = Interval(torch.empty_like(block.out), torch.empty_like(block.out))
         found = replace(found, interval=span)
+    if arithmetic.log2_sum:
+        found = replace(found, lse_reach=torch.empty_like(block.lse))
     for heads, rows, keys in _parts(block, full, arithmetic.block_n if arithmetic.knows_p else 1):
         part = _cut(block, heads, rows, keys)
         ahead = None if above is None else above[heads, rows]
         of_others = ahead, steps
         made = _bound(part, values.cut(heads, keys), arithmetic, problem, full, room, of_others)
         found.out[heads, rows], found.lse[heads, rows] = made.out, made.lse
+        if found.lse_reach is not None and made.lse_reach is not None:
+            found.lse_reach[heads, rows] = made.lse_reach
         if found.interval is not None and made.interval is not None:
             found.interval.middle[heads, rows] = made.interval.middle
             found.interval.reach[heads, rows] = made.interval.reach
@@ -185,7 +191,7 @@ def _bound(
     # but where a weight may overflow, whose product with 0 is NaN
     if exact is not None:
         out = out.masked_fill(exact, 0.0)
-    lse = _lse_bound(block, a, w)[..., 0]
+    log_sum = log_sum_of(block, a, problem, w)
     unseen = _unseen_overflows(block, a, problem)
     beyond = _overflows(block, a, problem) | unseen
     unlogged = beyond
@@ -211,19 +217,18 @@ def _bound(
         lost_rows = lost_rows | _exceeds(reached / a.least_factors[1], a, w, problem)
     if bool(lost_rows.any()):
         out = out.masked_fill(lost_rows, torch.inf)
-    lse = lse.masked_fill((beyond | unsummed)[..., 0], torch.inf)
     settled = w.empty & ~unseen  # but where NaN may come of a masked score
-    lse = lse.masked_fill(unlogged[..., 0], torch.inf).masked_fill(settled[..., 0], 0.0)
     out = out.masked_fill(settled, 0.0) if bool(settled.any()) else out
     out = out.nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    lse, reach = log_sum.where(unlogged | unsummed, settled, w.empty)
     if not a.ordered:
-        return ForwardBound(out, lse)
+        return ForwardBound(out, lse, lse_reach=reach)
     if known is None:
-        return ForwardBound(out, lse, lattice(block.out, pre, out))
+        return ForwardBound(out, lse, lattice(block.out, pre, out), reach)
     carried = carried * (1 + a.probability_roundoff) + lost
     sums = Sums(known.moved, carried, 0.0, torch.zeros_like(lost), lost, known.middle.abs())
     sharp = before_output(block, values, a, problem, w, sums)[0]
-    return ForwardBound(out, lse, interval_of(known, sharp, block.out, out, pre))
+    return ForwardBound(out, lse, interval_of(known, sharp, block.out, out, pre), reach)
 
 
 def _may_exceed(values: Tensor, a: ForwardArithmetic, w: Weights, problem: Problem) -> bool:
@@ -347,30 +352,3 @@ def _unseen_overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -
         ):
             beyond = beyond | (size / part * growth / _LN_2 >= dtype_named(a.prescaled).overflow)
     return beyond
-
-
-def _lse_bound(block: RowBlock, a: ForwardArithmetic, w: Weights) -> Tensor:
-    """(heads, rows, 1).  LSE = m + ln l: the errors of the row sum and its logarithm, and the fp32
-    roundings of both terms.
-
-    m enters twice, as subtracted and as added, and may be scaled by differently rounded factors.
-    """
-    log_sum = (
-        torch.where(w.empty, 0.0, torch.log(block.row_sum.clamp(min=1.0))[..., None])
-        + 2 * w.largest
-        + a.offset
-    )
-    log_sum = log_sum + w.ahead
-    lse = block.lse.abs().nan_to_num(posinf=0.0)[..., None] + w.largest + 2 * w.shift
-    moved = torch.maximum(torch.log1p(w.moved), -torch.log(w.total))
-    # No log-sum-exp moves by more than its largest score does.
-    moved = torch.where(w.largest > DIRECT, w.largest, torch.minimum(moved, w.largest))
-    moved = (
-        moved
-        + w.drift
-        + (2 * TINY + max(TINY, a.vanishing)) * w.keys * (w.share if a.vanishing else 1.0)
-    )
-    if w.integers is not None:
-        moved = moved + w.integers.shift_error
-    maxima = (4 + a.scale_roundings) * (w.top + a.lag + w.ahead)
-    return moved + U * (maxima + 4 * lse + 2 * log_sum) + LOG_ERROR * (1 + log_sum)

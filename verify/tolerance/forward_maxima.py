@@ -5,7 +5,7 @@ The derivation is docs/tolerance.md, *Known roundings*.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from torch import Tensor
 from references.row_blocks import RowBlock
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ForwardArithmetic
+
+FEWEST_ROWS = 16  # of a tile: those of a matrix instruction
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,30 @@ def maxima_of(block: RowBlock, a: ForwardArithmetic, problem: Problem, error: Te
     used = torch.where(high == -torch.inf, block.row_max[..., None], high)
     unknown = (low < high) & (own != -torch.inf)
     return Maxima(used, unknown if bool(unknown.any()) else None)
+
+
+def rescaling_blocks(
+    block: RowBlock, a: ForwardArithmetic, problem: Problem, error: Tensor
+) -> Tensor | None:
+    """How many blocks may change the maximum of a row, the first one included, fp64 (heads, rows,
+    1); None where the order is not known.  error: as in `maxima_of`."""
+    own = block_maxima(block.scores, a.block_n, block.keys.start)
+    most = torch.ones_like(error)
+    for tile in _tiles(a):
+        high = _running(own, block, replace(a, tile=tile), problem)
+        if high is None:
+            return None
+        new = (own >= high - 2 * error) & (own != -torch.inf)
+        most = torch.maximum(most, new.sum(-1, keepdim=True))
+    return most
+
+
+def _tiles(a: ForwardArithmetic) -> list[int]:
+    """Sizes that a tile of rows can have, where the order of blocks depends on it."""
+    found = [a.tile]
+    while a.key_order == "whole_first" and found[-1] // 2 >= FEWEST_ROWS:
+        found.append(found[-1] // 2)
+    return found
 
 
 def block_maxima(scores: Tensor, size: int, first: int = 0) -> Tensor:

@@ -201,6 +201,7 @@ def _resolved(numerics: Numerics, config: Config, problem: Problem, arch: str) -
             problem,
         ),
         columns=columns_of(numerics.quantised, dtype_named(probability)),
+        log2_sum=softmax.row_sum.lse == "log2" and not output.split_keys,
     )
 
 

@@ -96,6 +96,11 @@ class RowSum(Declared, path="numerics.softmax.row_sum"):
     lanes: int = 1
     # whether each block's sum is finished before it is added to the sum of the others
     apart: bool = False
+    # how the LSE is made of the sum l and the maximum m: "log2" if scores are in log2 units, P is
+    # 2^(x - m), a rescale 2^(m - m'), and the LSE ln 2 (m + log2 l) of that very m, in fp32, with
+    # one rounding for the sum and one for the product; m + log2 l if its contract has base 2.
+    # "any" promises nothing
+    lse: str = "any"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -241,6 +241,7 @@ RULES: dict[str, dict[str, Check]] = {
         "of": one_of("unrounded", "rounded", "mma", "any"),
         "lanes": whole(1, MOST_LANES),
         "apart": flag,
+        "lse": one_of("any", "log2"),
     },
     "numerics.output": {
         "probability": _kept,
