@@ -24,15 +24,17 @@ _LN_2 = math.log(2)
 @dataclass(frozen=True)
 class LogSum:
     """Of the natural LSE, (heads, rows, 1): its bound, and what it may be off before its last one
-    or two roundings; +inf for the latter where these are not declared."""
+    or two roundings; None for the latter where these are not declared."""
 
     bound: Tensor
-    reach: Tensor
+    reach: Tensor | None = None
 
-    def where(self, lost: Tensor, settled: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
+    def where(self, lost: Tensor, settled: Tensor, empty: Tensor) -> tuple[Tensor, Tensor | None]:
         """Bound and reach, (heads, rows): +inf where a row may be lost; a bound of 0 where an LSE
         of -inf is settled; for empty rows there is no reach."""
         bound = self.bound.masked_fill(lost, torch.inf).masked_fill(settled, 0.0)
+        if self.reach is None:
+            return bound[..., 0], None
         reach = self.reach.nan_to_num(nan=torch.inf)
         return bound[..., 0], reach.masked_fill(bound.isinf() | empty, torch.inf)[..., 0]
 
@@ -63,8 +65,8 @@ def log_sum_of(block: RowBlock, a: ForwardArithmetic, problem: Problem, w: Weigh
     )
     maxima = (4 + a.scale_roundings) * (w.top + a.lag + w.ahead)
     found = summed + U * (maxima + 4 * lse + 2 * log_sum) + LOG_ERROR * (1 + log_sum)
-    if not a.log2_sum or w.integers is not None:
-        return LogSum(found, torch.full_like(found, torch.inf))
+    if not a.log2_sum:
+        return LogSum(found)
     if problem.score_mod is None and a.score_format is None and not a.prescaled:
         # Nothing changes the base of a difference: two of the three roundings in `weights_of`.
         peak = block.row_max.abs().nan_to_num(posinf=0.0)[..., None]

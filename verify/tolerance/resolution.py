@@ -201,7 +201,12 @@ def _resolved(numerics: Numerics, config: Config, problem: Problem, arch: str) -
             problem,
         ),
         columns=columns_of(numerics.quantised, dtype_named(probability)),
-        log2_sum=softmax.row_sum.lse == "log2" and not output.split_keys,
+        # Where Q and K become integers, the errors of the maximum are not those of a product.
+        log2_sum=(
+            softmax.row_sum.lse == "log2"
+            and not output.split_keys
+            and numerics.quantised.products == "none"
+        ),
     )
 
 
