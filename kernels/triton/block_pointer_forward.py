@@ -254,7 +254,8 @@ VARIANT = Variant(
     support=SUPPORT,
     numerics=flash_forward.VARIANT.numerics,
     # NaN at a key that a row of the tile sees reaches, as 0 * NaN in P V, the other rows.
-    contract=replace(flash_forward.VARIANT.contract, lse="base2"),
+    # Keys in front of the first one that a tile sees are loaded.
+    contract=replace(flash_forward.VARIANT.contract, lse="base2", masked_values="finite"),
     available=unavailable,
     compilable=unavailable,
     builds=builds,

@@ -316,8 +316,8 @@ VARIANT = Variant(
         empty_row_lse=-math.inf,
         deterministic=True,
         # NaN at a key that a row of the tile sees reaches, as 0 * NaN in P V, the rows of that tile
-        # that do not.
-        masked_values="finite",
+        # that do not; keys outside of those that the tile sees are not loaded.
+        masked_values="padding",
         batch_invariant=True,
     ),
     builds=builds,

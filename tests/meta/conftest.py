@@ -18,6 +18,7 @@ from verify.machine import starter
 # The modules that ask which device kernels run on.  Commands ask too: tests call them as users do.
 ASK_FOR_THE_DEVICE = (
     "verify.cell.discovery",
+    "verify.oracles.long.lengths",
     "verify.oracles.long.problems",
     "verify.campaign.judge",
     "verify.campaign.run",

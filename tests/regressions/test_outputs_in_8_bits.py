@@ -177,7 +177,7 @@ def test_relations_convict_in_8_bits(name: str, output: str) -> None:
 @pytest.mark.parametrize("empty", ["seqlen_q", "seqlen_kv"])
 def test_a_right_kernel_passes_without_rows_or_without_keys(output: str, empty: str) -> None:
     for oracle in asked():
-        if oracle.group != "long":
+        if oracle.group not in ("long", "lengths"):
             assert judged(oracle, output, stored, **{empty: 0}) is None, oracle.name
 
 

@@ -32,6 +32,8 @@ _SEVERAL_BLOCKS = 64  # keys
 _INT16 = 1 << 15
 _MANY_HEADS = 33  # query heads of one key head: more than a tile of 16 or 32 rows
 _PAIRS = (43, 6)  # sequences and heads: 258 pairs, more than 128 and 256
+# Lengths of documents: several of them in a tile, and empty ones beside each other and at the ends.
+_CROWD = (0, 1, 2, 0, 3, 1, 1, 5, 0, 0, 7, 8, 4, 1, 0, 9, 16, 17, 0)
 _LONG = 1152  # keys: more than 1024, a multiple of 128; kernels rarely read so many in one step
 _BUCKETS = (64, 128, 256)  # head dims, if a kernel does not declare its own
 _LARGEST_BLOCK = 1024  # the most threads of a CUDA block; kernels often handle so many in one step
@@ -119,7 +121,9 @@ def edges(target: Target) -> list[Problem]:
       element beside them; windows of which one side is open,
       and an intersection of two windows;
     - Q, K and V in three different layouts;
-    - many heads, groups and sequences; one or a few rows of grouped heads;
+    - many heads, groups and sequences; a third group of heads in a third sequence; one or a few
+      rows of grouped heads;
+    - many short and empty documents;
     - scales far from 1, and a negative scale under a cap;
     - more than 1024 rows, and for a forward more than 1024 and more than 2^15 keys.  If possible, a
       mask hides most of them, so that Triton's interpreter is fast enough.
@@ -143,6 +147,7 @@ def _edges(target: Target) -> Iterator[Problem]:
         batch=2, heads_q=3, heads_kv=3, layout_q=Layout("bshd"), layout_k=Layout("sbhd")
     )
     yield plain.but(batch=_PAIRS[0], heads_q=_PAIRS[1], heads_kv=_PAIRS[1], seqlen_q=9, seqlen_kv=9)
+    yield plain.but(batch=3, heads_q=9, heads_kv=3, seqlen_q=9, seqlen_kv=41)
     for rows in (1, 5):
         yield plain.but(heads_q=_MANY_HEADS, seqlen_q=rows)
     yield from _few_rows(plain.but(heads_q=6, heads_kv=2, seqlen_q=5, seqlen_kv=133), support)
@@ -197,6 +202,7 @@ def _corners(plain: Problem, tile: int) -> Iterator[Problem]:
     both = intersect(Window(20, 3), Window(5, 9))
     yield plain.but(seqlen_q=33, seqlen_kv=65, mask=both)
     yield plain.but(seqlen_q=192, seqlen_kv=320, mask=Documents((128, 128, 64)))
+    yield plain.but(seqlen_q=sum(_CROWD), seqlen_kv=sum(_CROWD), mask=Documents(_CROWD))
     yield plain.but(seqlen_q=128, seqlen_kv=320, mask=Prefix(256))
     yield plain.but(seqlen_q=128, seqlen_kv=384)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from references.masks import Documents
 from tests.harness.fake_trials import DECLARED
 from verify.campaign.edge_cases import drawn, edge_cases, edges
 from verify.campaign.targets import Target
@@ -39,8 +40,8 @@ def asked(support: Support, group: str, dtype: str = "float16") -> list[Problem]
 def test_edges_are_inside_the_support(support: Support, group: str) -> None:
     cases = asked(support, group)
     assert all(inside(support, problem) for problem in cases)
-    assert len(cases) == len(set(cases)) <= 44
-    assert sum(problem.pairs for problem in cases) < 750_000
+    assert len(cases) == len(set(cases)) <= 46
+    assert sum(problem.pairs for problem in cases) < 770_000
     assert len(asked(support, group, "float32")) <= 7  # one dtype is enough for the others
 
 
@@ -77,6 +78,7 @@ def test_edges_are_where_random_lengths_hardly_get() -> None:
         (40, 100, "window.inf.20"),
         (33, 65, "window.20.3+window.5.9"),
         (192, 320, "documents.128_128_64"),
+        (75, 75, "documents.0_1_2_0_3_1_1_5_0_0_7_8_4_1_0_9_16_17_0"),
         (128, 320, "prefix.256"),
         (128, 384, "full"),
         (192, 64, "causal.tl"),
@@ -86,6 +88,7 @@ def test_edges_are_where_random_lengths_hardly_get() -> None:
         (64, 32, "full"),
         (33, 33, "full"),
         (9, 9, "full"),
+        (9, 41, "full"),
         (1, 33, "full"),
         (5, 33, "full"),
         (5, 133, "causal"),
@@ -104,6 +107,30 @@ def test_edges_are_where_random_lengths_hardly_get() -> None:
         problem for problem in forward if problem.seqlen_kv > 1024
     }
     assert set(backward) <= set(forward)
+
+
+def test_documents_past_the_eighth_and_groups_past_the_second_are_asked() -> None:
+    """No draw has as many documents, and in an interpreter none has as many groups of heads."""
+    declaration = replace(DECLARED, support=WHOLE, interpreted=True)
+    target = Target(declaration, Config(block_m=32, block_n=128), "float16", "accuracy")
+    for problems, some in ((edges(target), True), (drawn(target, 300, 0), False)):
+        crowds = [
+            p
+            for p in problems
+            if p.mask.kind == "documents" and _first_documents(p, 8) != p.mask.name
+        ]
+        assert bool(crowds) is some
+        grouped = [p for p in problems if p.heads_kv > 2 and p.group > 1 and p.batch > 2]
+        assert bool(grouped) is some
+
+
+def _first_documents(problem: Problem, count: int) -> str:
+    """The name of the mask as a table of so many documents holds it."""
+    (mask,) = problem.mask.atoms
+    assert isinstance(mask, Documents)
+    kept = mask.lengths[:count]
+    rest = sum(mask.lengths[count:])
+    return Documents((*kept, rest) if rest else kept).name
 
 
 def test_what_lies_before_the_edge_is_hidden_where_a_mask_can() -> None:

@@ -217,23 +217,23 @@ def spoiled(masked_values: str, leak: float, deterministic: bool = True) -> Tria
     return trial
 
 
-@pytest.mark.parametrize("masked_values", ["any", "finite"])
+@pytest.mark.parametrize("masked_values", ["any", "padding", "finite"])
 def test_a_correct_masked_kernel_notices_no_poison(masked_values: str) -> None:
     trial = spoiled(masked_values, 0.0)
     assert poison.FORWARD.concerns(trial)
     assert acquitted(poison.judge(trial))
 
 
-@pytest.mark.parametrize("masked_values", ["any", "finite"])
+@pytest.mark.parametrize("masked_values", ["any", "padding", "finite"])
 def test_a_leak_from_a_masked_key_is_convicted(masked_values: str) -> None:
-    kind = "NaN" if masked_values == "any" else "huge values"
+    kind = "huge values" if masked_values == "finite" else "NaN"
     words = "in rows that see none of them: out should keep its bits"
     finding = convicted(poison.judge(spoiled(masked_values, 1e-30)), kind, words)
     assert finding.where.startswith("out[b=")
 
 
 def test_poison_lies_only_where_no_untouched_row_looks() -> None:
-    for masked_values in ("any", "finite"):
+    for masked_values in ("any", "padding", "finite"):
         trial = spoiled(masked_values, 0.0)
         found = poison.poisoned(trial)
         seen = SECRET.mask.dense(2, 4, 6, 9)
@@ -261,7 +261,7 @@ OUTSIDE = PLAIN.but(head_dim=72, head_dim_v=72)
 
 
 def test_a_kernel_that_does_not_repeat_must_still_be_right_beside_poison() -> None:
-    for masked_values in ("any", "finite"):
+    for masked_values in ("any", "padding", "finite"):
         assert acquitted(poison.judge(spoiled(masked_values, 0.0, deterministic=False)))
         convicted(
             poison.judge(spoiled(masked_values, 1e-3, deterministic=False)),

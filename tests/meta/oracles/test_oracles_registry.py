@@ -30,7 +30,8 @@ def test_oracles_are_found_from_their_files() -> None:
     declaring = {
         path.stem for path in folder.rglob("*.py") if "\nORACLE" in path.read_text(encoding="utf-8")
     }
-    assert declaring == {oracle.judge.__module__.rpartition(".")[2] for oracle in oracles()}
+    judging = {oracle.judge.__module__.rpartition(".")[2] for oracle in oracles()}
+    assert declaring == judging | {"lengths"}, "which asks other files' oracles its own problems"
     assert {"bound", "counting", "gather", "empty_rows", "repeat", "poison", "refusal"} <= declaring
 
 

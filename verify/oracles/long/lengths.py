@@ -32,7 +32,7 @@ _SOME = (2047, 4096, 8193)
 _BAND = 2049  # rows and keys under a narrow window
 _WINDOW = Window(3, 0)
 _FEW = 5
-_SMALL: dict[str, int | str] = {"head_dim": 16}
+_DIM = 16
 
 
 def forward_problems(declaration: Declaration, dtype: str) -> list[Problem]:
@@ -62,25 +62,25 @@ def _forward(d: Declaration, dtype: str) -> Iterator[Problem]:
         ragged = Lengths((1,) * len(lengths), tuple(lengths))
         batch = len(lengths)
         yield nearest(
-            support, dtype, 1, most, ragged, batch=batch, distribution="counting", **_SMALL
+            support, dtype, 1, most, ragged, batch=batch, distribution="counting", head_dim=_DIM
         )
     for n in lengths:
         if "lengths" not in support.masks:
-            yield nearest(support, dtype, 1, n, distribution="counting", **_SMALL)
-        yield nearest(support, dtype, 3, n, Causal(), distribution="gather", **_SMALL)
+            yield nearest(support, dtype, 1, n, distribution="counting", head_dim=_DIM)
+        yield nearest(support, dtype, 3, n, Causal(), distribution="gather", head_dim=_DIM)
         if n == most or not d.interpreted:
-            yield nearest(support, dtype, n, _FEW, distribution="gather", **_SMALL)
-    yield nearest(support, dtype, _BAND, _BAND, _WINDOW, distribution="gather", **_SMALL)
+            yield nearest(support, dtype, n, _FEW, distribution="gather", head_dim=_DIM)
+    yield nearest(support, dtype, _BAND, _BAND, _WINDOW, distribution="gather", head_dim=_DIM)
 
 
 def _backward(d: Declaration, dtype: str) -> Iterator[Problem]:
     support, lengths = d.support, _lengths(d, dtype)
-    given: dict[str, int | str] = {"distribution": "gather_integers", **_SMALL}
+    known = "gather_integers"
     for n in lengths[-1:] if d.interpreted else lengths:
-        yield nearest(support, dtype, 3, n, Causal(), **given)
-        yield nearest(support, dtype, n, _FEW, **given)
+        yield nearest(support, dtype, 3, n, Causal(), distribution=known, head_dim=_DIM)
+        yield nearest(support, dtype, n, _FEW, distribution=known, head_dim=_DIM)
     if lengths:
-        yield nearest(support, dtype, _BAND, _BAND, _WINDOW, **given)
+        yield nearest(support, dtype, _BAND, _BAND, _WINDOW, distribution=known, head_dim=_DIM)
 
 
 def _affordable(problems: list[Problem]) -> list[Problem]:
