@@ -10,6 +10,7 @@ import pytest
 
 from references.masks import Causal, Window
 from references.score_mods import Softcap
+from tests.properties import tier
 from verify.adapters import NAMES
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
@@ -192,7 +193,7 @@ def test_a_wrong_scale_is_convicted(name: str, tmp_path: Path) -> None:
         assert "out is off by" in found[0].message
 
 
-@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("layout", tier.for_ci(["bshd", "bhsd"]))
 def test_the_mean_of_keys_that_lse_does_not_get_back_is_convicted(
     layout: str, tmp_path: Path
 ) -> None:
