@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from references.positions import Choice
+from references.positions import LOADED, Choice, slices
 from references.row_blocks import RowBlock
 from verify.arithmetic.dtypes import DTYPES, DType, dtype_named
 from verify.arithmetic.unit import Unit
@@ -124,16 +124,12 @@ class Steps:
     @staticmethod
     def of(problem: Problem, q: Tensor, k: Tensor, a: Integers, rows: Choice = None) -> Steps:
         """q, k: at their full logical shapes.  rows: positions in seqlen_q; None: all."""
-        largest = q.flatten(0, 1).double().abs().nan_to_num_(nan=0.0, posinf=0.0)
-        largest = _largest(largest)
+        largest = _largest(q.flatten(0, 1))
         queries = _by_tile(largest, a.query_tile)
-        keys = k.flatten(0, 1).double()
-        mean, off = _mean(keys, a)
-        apart = keys.sub_(mean[:, None]).abs_().add_(off[:, None])
-        if a.kept is not None:
-            apart.mul_(1 + a.kept.unit_roundoff).add_(a.kept.smallest_subnormal / 2)
-        own = _largest(apart)
-        spoiled = _spoiled(k, own, a).repeat_interleave(problem.group, 0)
+        keys_of_heads = k.flatten(0, 1)
+        mean, off = _mean(keys_of_heads, a)
+        own = _apart(keys_of_heads, mean, off, a)
+        spoiled = _spoiled(keys_of_heads, own, a).repeat_interleave(problem.group, 0)
         tiny = _tiny(largest * a.query_unit, a.query_floor)
         if rows is not None:
             queries, tiny = queries[:, rows], tiny[:, rows]
@@ -141,9 +137,22 @@ class Steps:
         return Steps(_factor(queries, a.query_floor), keys, mean, off, spoiled, tiny)
 
 
-def _largest(size: Tensor) -> Tensor:
-    """Along the last dimension; 0 without one."""
-    return size.amax(-1) if size.shape[-1] else size.new_zeros(size.shape[:-1])
+def _largest(x: Tensor) -> Tensor:
+    """Of the sizes along the last dimension, fp64."""
+    return x.abs().amax(-1).double().nan_to_num_(nan=0.0, posinf=0.0)
+
+
+def _apart(keys: Tensor, mean: Tensor, off: Tensor, a: Integers) -> Tensor:
+    """The largest element of each key less the mean, as rounded, at most, (heads, keys)."""
+    if a.kept is None:
+        return _largest(keys)
+    found = keys.new_zeros(keys.shape[:2], dtype=torch.float64)
+    step = max(LOADED[keys.device.type] * keys.shape[1] // max(keys.numel(), 1), 1)
+    for part in slices(keys.shape[1], step):
+        apart = keys[:, part].double().sub_(mean[:, None]).abs_().add_(off[:, None])
+        found[:, part] = apart.amax(-1)
+    rounded = found * (1 + a.kept.unit_roundoff) + (a.kept.smallest_subnormal / 2 + TINY)
+    return torch.where(found > 0, rounded, 0.0)
 
 
 def _by_tile(largest: Tensor, size: int) -> Tensor:
@@ -171,21 +180,22 @@ def _mean(keys: Tensor, a: Integers) -> tuple[Tensor, Tensor]:
     """The mean of K along the keys, (heads, head_dim), and how far a kernel's may be from it."""
     heads, count, _ = keys.shape
     if a.kept is None or not count:
-        nothing = keys.new_zeros(heads, keys.shape[-1])
+        nothing = keys.new_zeros(heads, keys.shape[-1], dtype=torch.float64)
         return nothing, nothing
-    mean, size = keys.mean(1), keys.abs().mean(1)
+    mean = keys.sum(1, dtype=torch.float64) / count
+    size = keys.abs().sum(1, dtype=torch.float64) / count
     summed = relative(count + 1, U) * size
     rounded = a.kept.unit_roundoff * (mean.abs() + summed) + a.kept.smallest_subnormal / 2
     return mean, torch.where(size > 0, summed + rounded + TINY, 0.0)
 
 
-def _spoiled(k: Tensor, own: Tensor, a: Integers) -> Tensor:
+def _spoiled(keys: Tensor, own: Tensor, a: Integers) -> Tensor:
     """Key heads with a row whose factor, or one over it, may leave fp32's range, or whose mean or
     distance from that may overflow."""
     tiny = _tiny(own, a.key_floor).any(-1)
     if a.kept is None:
         return tiny
-    sums = k.flatten(0, 1).double().abs().sum(1)
+    sums = keys.abs().sum(1, dtype=torch.float64)
     beyond = (sums >= FP32_MAX).any(-1) | (own >= a.kept.overflow).any(-1)
     return tiny | beyond
 

@@ -108,6 +108,13 @@ ODD = Variant(
         maximum_rows=16,
         maximum_excess=1.0,
         maximum_step=0.5,
+        query_tile=128,
+        key_tile=None,
+        floor=1e-7,
+        query_scaled=True,
+        centred="input",
+        value_top=448.0,
+        probability_top=447.5,
     ),
     gradients=flat_gradients(
         accumulator="bfloat16",
