@@ -48,7 +48,7 @@ _AT_START = (
     KIND_FILES,
 )
 _ALWAYS = ("PYTHONPATH",)  # a fork's sys.path is made from it
-# A process that sets its own number of threads can do without the variables of these names.
+# A judge sets its number of threads after its fork, so it can do without these.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
