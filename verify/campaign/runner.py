@@ -180,7 +180,7 @@ def _session(program: starter.Program) -> starter.Process:
     if starter.has(starter.JUDGES):
         return starter.launch(starter.JUDGES, program)
     if not starter.has(starter.CELLS):
-        starter.start(starter.CELLS, CHILD, environment_of(()))
+        starter.start(starter.CELLS, CHILD, environment_of(()), session=True)
     return starter.launch_root(starter.CELLS, program)
 
 

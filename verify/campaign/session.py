@@ -14,7 +14,6 @@ from typing import Any
 
 from verify.cell.fork_server import CHILD, environment_of
 from verify.machine import leash, starter
-from verify.machine.cores import threads
 from verify.machine.extras import lacking
 from verify.machine.starter_process import leave
 
@@ -45,7 +44,7 @@ def main() -> int:
     # A campaign draws at its end, when there is something to draw.
     if _CAMPAIGN not in sys.argv and lacking("matplotlib") is None:
         import_module(_PICTURES)
-    _restore_threads()
+    _prepare()
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all pages
     starter.begin(starter.JUDGES)
@@ -57,11 +56,21 @@ def main() -> int:
     return int(pytest.main([*quiet, *sys.argv[1:]]))
 
 
-def _restore_threads() -> None:
-    """A starter of cells has loaded torch for one thread."""
-    import torch
+def _prepare() -> None:
+    """Do once what each worker would do before its first case.
 
-    torch.set_num_threads(threads())
+    Hypothesis reads the constants in the sources of all modules when it draws for the first time.
+    """
+    from hypothesis import strategies as st
+
+    from verify.oracles import oracles
+    from verify.problem import Problem
+    from verify.problem.sampling import draws
+
+    oracles()
+    some = st.integers(1, 2)
+    shape = dict.fromkeys(("seqlen_q", "seqlen_kv", "head_dim"), some)
+    draws(st.builds(Problem, **shape, dtype=st.just("float16")), 1)
 
 
 def _fork_workers() -> None:

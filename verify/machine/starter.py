@@ -48,7 +48,7 @@ _AT_START = (
     KIND_FILES,
 )
 _ALWAYS = ("PYTHONPATH",)  # a fork's sys.path is made from it
-# A process that sets its own number of threads can do without the variables of these names.
+# A judge sets its number of threads after its fork, so it can do without these.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -241,11 +241,13 @@ def begin(name: str) -> None:
     end_with(Server(theirs).serve())
 
 
-def start(name: str, module: str, environment: Mapping[str, str]) -> None:
-    """Start a starter that has imported that module alone, in a session of its own.
+def start(name: str, module: str, environment: Mapping[str, str], *, session: bool = False) -> None:
+    """Start a starter that has imported that module alone.
 
-    It ends when no process has the client's end of its socket any more; and with this process, if
-    that ends in an orderly way, as do all of its forks that lead no session.
+    session: whether it leads a session of its own, so that Ctrl-C is not for its forks; when this
+    process ends in an orderly way, the starter and its forks are killed.
+
+    It ends when no process has the client's end of its socket any more.
     """
     if not _possible():
         return
@@ -258,9 +260,10 @@ def start(name: str, module: str, environment: Mapping[str, str]) -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            start_new_session=True,  # Ctrl-C is not for its forks
+            start_new_session=session,
         )
-    atexit.register(_end, process.pid, os.getpid())
+    if session:
+        atexit.register(_end, process.pid, os.getpid())
     process.returncode = 0  # no wait() follows, and Popen warns if a process has no exit code
     _add(name, ours, environment)
 

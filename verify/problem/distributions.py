@@ -113,7 +113,7 @@ def outliers(source: Source) -> Values:
         usual = normal_of(source, name)
         rare = (source.words(name, "rare") < 66).nonzero(as_tuple=True)  # 66 / 65536 is 0.001007
         large = source.picked(name, "outlier", NORMAL)
-        both = [replace(each, words=each.words[rare]).values for each in (usual, large)]
+        both = [replace(each, drawn=each.words[rare]).values for each in (usual, large)]
         found = source.stored(usual)
         bits(found)[rare] = bits(source.stored(both[0] + 10.0 * both[1]))
         return found

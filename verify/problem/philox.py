@@ -6,6 +6,8 @@ the same words on a CPU (`numpy.random.Philox`), faster; its first block has cou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,29 +18,35 @@ _LOW = (1 << 32) - 1
 _WORD = (1 << 64) - 1
 
 
-def words(key: int, count: int, device: torch.device | str) -> Tensor:
-    """The first `count` 64-bit words of a key of 128 bits: int64, the bits of unsigned ones."""
-    counter = torch.arange(1, -(-count // 4) + 1, device=device)
+def words(asked: Sequence[tuple[int, int]], device: torch.device | str) -> list[Tensor]:
+    """The first 64-bit words of each (key of 128 bits, count): int64, the bits of unsigned ones.
+
+    All keys go through the same few hundred operations, whose launches take a GPU longer than their
+    work does.
+    """
+    blocks = [-(-count // 4) for _, count in asked]
+    counter = torch.cat([torch.arange(1, count + 1, device=device) for count in blocks])
+    halves = [(key & _WORD, key >> 64) for key, _ in asked]
+    multiplier, step, *own = _columns([_MULTIPLIERS, _WEYL, *halves], device)
+    key = torch.cat([each.expand(2, count) for each, count in zip(own, blocks, strict=True)], dim=1)
     # Words 0 and 2 of a block, which a round multiplies, and words 1 and 3.
     even = torch.stack((counter, torch.zeros_like(counter)))
     odd = torch.zeros_like(even)
-    multiplier, *keys = _constants(key, device)
     low = multiplier & _LOW
     high = _high(multiplier)
-    for of_round in keys:
+    for _ in range(_ROUNDS):
         above = _product_high(even, low, high)
         below = even * multiplier  # of int64, the bits of uint64's product modulo 2^64
-        even = above.flip(0).bitwise_xor_(odd).bitwise_xor_(of_round)
+        even = above.flip(0).bitwise_xor_(odd).bitwise_xor_(key)
         odd = below.flip(0)
-    return torch.stack((even[0], odd[0], even[1], odd[1]), dim=1).reshape(-1)[:count]
+        key = key + step
+    drawn = torch.stack((even[0], odd[0], even[1], odd[1]), dim=1)
+    parts = torch.split(drawn, blocks)
+    return [part.reshape(-1)[:count] for part, (_, count) in zip(parts, asked, strict=True)]
 
 
-def _constants(key: int, device: torch.device | str) -> Tensor:
-    """(1 + _ROUNDS, 2, 1) int64: the multipliers, and the keys of each round."""
-    low, high = key & _WORD, key >> 64
-    pairs = [_MULTIPLIERS]
-    for number in range(_ROUNDS):
-        pairs.append(((low + number * _WEYL[0]) & _WORD, (high + number * _WEYL[1]) & _WORD))
+def _columns(pairs: Sequence[tuple[int, int]], device: torch.device | str) -> Tensor:
+    """(pairs, 2, 1) int64 with the bits of unsigned words."""
     signed = [[word - (word >> 63 << 64) for word in pair] for pair in pairs]
     return torch.tensor(signed, device=device)[..., None]
 

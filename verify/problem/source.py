@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -48,16 +48,51 @@ class Table:
         return self._kept[key]
 
 
+@dataclass(eq=False)
+class Words:
+    """16-bit words of a stream, drawn when they are first read, with all that `waiting` holds.
+
+    key: of the stream.  waiting: the words of a case that are not drawn yet, these among them.
+    """
+
+    key: int
+    shape: tuple[int, ...]
+    device: torch.device
+    waiting: list[Words]
+    _drawn: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.waiting.append(self)
+
+    @property
+    def tensor(self) -> Tensor:
+        """int32 in [0, 65536), of that shape."""
+        if self._drawn is None:
+            asked = [(each.key, math.prod(each.shape)) for each in self.waiting]
+            cpu = self.device.type == "cpu"
+            drawn = numpy_words(asked) if cpu else torch_words(asked, self.device)
+            for each, words in zip(self.waiting, drawn, strict=True):
+                each._drawn = words.view(each.shape)
+            self.waiting.clear()
+        assert self._drawn is not None
+        return self._drawn
+
+
 @dataclass(frozen=True)
 class Picked:
     """Numbers of a table, one for each word: rounded without a detour through float64.
 
-    words: int32 in [0, 65536).  factor: of all numbers.
+    drawn: the words, int32 in [0, 65536).  factor: of all numbers.
     """
 
     table: Table
-    words: Tensor
+    drawn: Words | Tensor
     factor: float = 1.0
+
+    @property
+    def words(self) -> Tensor:
+        """The words, int32 in [0, 65536)."""
+        return self.drawn.tensor if isinstance(self.drawn, Words) else self.drawn
 
     @property
     def values(self) -> Tensor:
@@ -121,10 +156,18 @@ def cpu_words(key: int, count: int) -> Tensor:
     return torch.from_numpy(raw[:count].astype(np.int32))
 
 
-def device_words(key: int, count: int, device: torch.device) -> Tensor:
-    """The same words, made on a device."""
-    raw = philox.words(key, -(-count // 4), device)
-    return raw.view(torch.int16)[:count].int().bitwise_and_(65535)
+def numpy_words(asked: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Those words of each (key, count), on the CPU."""
+    return [cpu_words(key, count) for key, count in asked]
+
+
+def torch_words(asked: Sequence[tuple[int, int]], device: torch.device) -> list[Tensor]:
+    """The same words, made on a device, all at once."""
+    raw = philox.words([(key, -(-count // 4)) for key, count in asked], device)
+    pairs = zip(raw, asked, strict=True)
+    return [
+        words.view(torch.int16)[:count].int().bitwise_and_(65535) for words, (_, count) in pairs
+    ]
 
 
 @dataclass(frozen=True)
@@ -137,6 +180,7 @@ class Source:
 
     problem: Problem
     device: torch.device = _CPU
+    _waiting: list[Words] = field(default_factory=list)
 
     def shape(self, name: str) -> Shape4:
         """Stored shape of "q", "k", "v" or "out": the logical one, with 1 for each dimension that
@@ -155,12 +199,11 @@ class Source:
 
     def words(self, name: str, purpose: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """16-bit words as int32, of the stored shape of that tensor unless another is given."""
+        return self._words(name, purpose, shape).tensor
+
+    def _words(self, name: str, purpose: str, shape: tuple[int, ...] | None) -> Words:
         shape = self.shape(name) if shape is None else shape
-        count = math.prod(shape)
-        key = self._key(name, purpose)
-        cpu = self.device.type == "cpu"
-        found = cpu_words(key, count) if cpu else device_words(key, count, self.device)
-        return found.view(shape)
+        return Words(self._key(name, purpose), shape, self.device, self._waiting)
 
     def picks(self, purpose: str, count: int) -> list[int]:
         """16-bit words of the stream (seed, "all", purpose), for what the CPU decides."""
@@ -170,7 +213,7 @@ class Source:
         self, name: str, purpose: str, table: Table, shape: tuple[int, ...] | None = None
     ) -> Picked:
         """Numbers of a table, one for each word of `words`."""
-        return Picked(table, self.words(name, purpose, shape))
+        return Picked(table, self._words(name, purpose, shape))
 
     def normal(
         self, name: str, purpose: str = "normal", shape: tuple[int, ...] | None = None

@@ -28,6 +28,7 @@ from verify.campaign import session
 
 for module in session._MODULES:
     import_module(module)
+session._prepare()
 print(len(list(Path("/proc/self/task").iterdir())))
 """
 

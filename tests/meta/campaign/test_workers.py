@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,6 +44,18 @@ def test_each_worker_has_one_of_its_own_first(
         del os.environ["CUDA_VISIBLE_DEVICES"]
     conftest._pin_gpu(worker)
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_campaign_that_stops_at_a_failure_begins_with_quick_tests(most: int) -> None:
+    def item(name: str, seconds: float) -> SimpleNamespace:
+        marker = SimpleNamespace(args=(seconds,)) if seconds else None
+        return SimpleNamespace(name=name, get_closest_marker=lambda _: marker)
+
+    items = [item("quick", 0), item("other", 0), item("long", 30)]
+    config = SimpleNamespace(getoption=lambda _: most, workerinput={"workercount": 2})
+    conftest.pytest_collection_modifyitems(config, items)  # type: ignore[arg-type]
+    assert next(each.name for each in items) == ("quick" if most else "long")
 
 
 def test_every_worker_begins_with_long_tests() -> None:

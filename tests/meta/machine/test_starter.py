@@ -120,6 +120,27 @@ def test_a_root_asks_the_starter_that_it_is_a_fork_of(threads: str | None) -> No
     assert found["descriptors"] == [0, 1, 2]
 
 
+ORDERLY = f"""
+import os, sys
+from verify.machine import starter
+starter.start("own", {MODULE!r}, os.environ, session=True)
+sleeper = starter.Program(module={MODULE!r}, arguments=["sleep"], environment=os.environ, output=2)
+print(starter.launch("own", sleeper).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_forks_of_a_starter_with_a_session_end_with_what_started_it() -> None:
+    """Neither is leashed; Ctrl-C in a terminal reaches neither."""
+    command = [sys.executable, "-c", ORDERLY]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as script:
+        assert script.stdout is not None
+        sleeper = int(script.stdout.readline())
+        assert os.getpgid(sleeper) not in (os.getpgid(script.pid), sleeper)
+    gone(sleeper)
+
+
 @pytest.mark.usefixtures("started")
 def test_a_root_that_needs_another_start_of_python_gets_one() -> None:
     found = rooted({**VARIABLES, "PYTHONHASHSEED": "3"})

@@ -282,41 +282,42 @@ def test_known_bits_of_every_dtype_and_storage(name: str) -> None:
     assert everywhere(name) == KNOWN_EVERYWHERE[name]
 
 
-def everywhere(name: str) -> str:
-    """A digest of a distribution's bytes in every dtype."""
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_known_bits_made_by_a_gpu() -> None:
+    assert {name: everywhere(name, "cuda") for name in DISTRIBUTIONS} == KNOWN_EVERYWHERE
+
+
+def everywhere(name: str, device: str = "cpu") -> str:
+    """A digest of a distribution's bytes in every dtype, made on a device."""
     found = hashlib.sha256()
     for dtype in DTYPES:
         for text in SHAPES:
             try:
                 case = Problem.parse(f"{text},dtype={dtype},dist={name}")
-                inputs = tensors(case)
+                inputs = tensors(case, device)
             except ProblemError:
                 found.update(b"none")
                 continue
-            for tensor in (*inputs.named.values(), dout(case)):
-                found.update(raw_bytes(tensor))
+            for tensor in (*inputs.named.values(), dout(case, device)):
+                found.update(raw_bytes(tensor.cpu()))
     return found.hexdigest()[:16]
 
 
 @pytest.mark.parametrize("key", [0, 1, 3 << 90, (1 << 128) - 1])
 def test_a_device_draws_the_words_that_numpy_does(key: int) -> None:
     for count in (0, 1, 4, 5, 4097):
-        drawn = np.random.Philox(key=key, counter=0).random_raw(count)
-        expected = np.asarray(drawn, dtype=np.uint64).view(np.int64)
-        assert np.array_equal(philox.words(key, count, "cpu").numpy(), expected)
-        words = source.device_words(key, count, torch.device("cpu"))
-        assert torch.equal(words, source.cpu_words(key, count))
+        asked = [(key, count), (5, 9)]
+        for (other, many), words in zip(asked, philox.words(asked, "cpu"), strict=True):
+            drawn = np.random.Philox(key=other, counter=0).random_raw(many)
+            assert np.array_equal(words.numpy(), np.asarray(drawn, dtype=np.uint64).view(np.int64))
 
 
 @by_distribution
 def test_a_device_makes_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Words by torch, and casts that see no range, as on a device where it would have to wait."""
     cpu = torch.device("cpu")
-    monkeypatch.setattr(
-        source, "cpu_words", lambda key, count: source.device_words(key, count, cpu)
-    )
+    monkeypatch.setattr(source, "numpy_words", lambda asked: source.torch_words(asked, cpu))
     monkeypatch.setattr(rounding, "seen_range", lambda magnitude: (0, (1 << 63) - 1))
-    monkeypatch.setattr(source.Table, "_on", lambda self, device, what, make: make())
     assert everywhere(name) == KNOWN_EVERYWHERE[name]
 
 
