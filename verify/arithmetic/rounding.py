@@ -138,8 +138,8 @@ def power_of_two(exponent: Tensor) -> Tensor:
 
 
 def nearest(x: Tensor, dtype: DType) -> Tensor:
-    """fp64 rounded to a format of 16 or 32 bits as `cast` does it, by torch on the tensor's device;
-    a NaN stays one."""
+    """fp64 rounded to a format of 16 or 32 bits as `cast` does it, by torch on the tensor's device,
+    but for the sign of a zero; a NaN stays one."""
     if dtype.itemsize == 4:
         return x.to(torch.float32)
     # To a multiple of the last place, by a sum whose last bit has that place; then exactly.

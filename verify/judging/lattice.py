@@ -26,11 +26,12 @@ def explained(got: Tensor, middle: Tensor, reach: Tensor, output: DType) -> Tens
     turned = torch.copysign(torch.ones((), dtype=torch.float64, device=value.device), value)
     turned.mul_(middle)
     ordinary = below(size, torch.inf)
-    least = size if ordinary else torch.where(size == torch.inf, output.overflow, size)
-    least = least - inward
-    off = least.sub_(turned)
+    off = size - inward
+    if not ordinary:
+        off.masked_fill_(size == torch.inf, output.overflow)
+    off.sub_(turned)
     torch.maximum(off, turned.sub_(outward.add_(size)), out=off).clamp_(min=0.0)
-    if ordinary and not bool(reach.isnan().any()):
+    if ordinary and below(off, torch.inf) and not bool(reach.isnan().any()):
         # 0 / 0 is 0, and nothing is asked where `reach` is infinite.
         return off.div_(reach).nan_to_num_(nan=0.0, posinf=torch.inf)
     ratio = torch.where(off == 0, 0.0, off / reach)

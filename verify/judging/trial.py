@@ -17,7 +17,7 @@ from verify.cell.process import Cell, Reply
 from verify.cell.ways import SHARED
 from verify.judging.history import Hearing
 from verify.judging.launch import Launch
-from verify.judging.truth import Clock, Truth, compute_truth, on_device
+from verify.judging.truth import Clock, Kept, Truth, compute_truth, on_device
 from verify.problem import Problem
 from verify.problem.inputs import Inputs, dequantised, dout, tensors
 from verify.tolerance import backward
@@ -327,12 +327,23 @@ class Trial:
         if self.with_best:
             best = tolerance.resolve(tolerance.BEST, self.config, self.problem, self.arch)
             arithmetics.append(best)
-        return compute_truth(self.problem, self.expanded, arithmetics, self.clock)
+        return self._computed(arithmetics)
 
     def truth_under(self, numerics: Numerics, config: Config) -> Truth:
         """The `truth` with the bounds of other numerics, and of a config of them."""
-        arithmetic = tolerance.resolve(numerics, config, self.problem, self.arch)
-        return compute_truth(self.problem, self.expanded, [arithmetic], self.clock)
+        return self.truth_of(tolerance.resolve(numerics, config, self.problem, self.arch))
+
+    def truth_of(self, arithmetic: ForwardArithmetic) -> Truth:
+        """The `truth` with the bounds of another arithmetic."""
+        return self._computed([arithmetic])
+
+    def _computed(self, arithmetics: list[ForwardArithmetic]) -> Truth:
+        return compute_truth(self.problem, self.expanded, arithmetics, self.clock, kept=self._kept)
+
+    @cached_property
+    def _kept(self) -> Kept:
+        """The reference of the problem, shared by all truths of the trial."""
+        return {}
 
     def truth_at(self, rows: Tensor) -> Truth:
         """The `truth` of some rows alone, in that order; rows: int64 positions in seqlen_q."""

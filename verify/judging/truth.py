@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,10 +13,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from references.row_blocks import row_blocks
+from references.row_blocks import RowBlock, row_blocks
 from verify.arithmetic.unit import spilled
 from verify.cell.device_memory import exhausted
 from verify.machine import turns
+from verify.machine.settings import JUDGE_DEVICE
 from verify.problem import Problem
 from verify.tolerance import forward as tolerance
 from verify.tolerance.forward import ForwardArithmetic
@@ -25,9 +27,14 @@ from verify.tolerance.maxima import shared_excess
 from verify.tolerance.scaled_output import stored
 
 T = TypeVar("T")
+Kept = dict[str, list[RowBlock]]  # of one problem, by the type of the device
 
 # Multiply-adds of one product above which a GPU computes the reference faster than a CPU core.
 _WORTH_A_GPU = 2e8
+# Elements of O of which a GPU holds reference and bounds until all are made, 256 MiB at most.
+_HELD = 1 << 22
+# Pairs of a query and a key of which a case keeps all that was computed once: 32 bytes each.
+_KEPT = 1 << 20
 # Elements of one tensor of scores if rows are chosen: the tensors made from V for each block are
 # then larger than the block.
 _CHOSEN = 1 << 23
@@ -79,38 +86,46 @@ def compute_truth(
     arithmetics: list[ForwardArithmetic],
     clock: Clock | None = None,
     rows: Tensor | None = None,
+    kept: Kept | None = None,
 ) -> Truth:
     """Reference and bounds of a problem, block by block; a second arithmetic gives
-    `best_out_bound`.  rows: only these, int64 positions; None: all."""
-    clock = clock or Clock()
+    `best_out_bound`.
+
+    rows: only these, int64 positions; None: all.
+    kept: what an earlier call for the same problem and inputs has computed and put there, if it is
+    small, and all rows are asked.
+    """
     count = p.seqlen_q if rows is None else len(rows)
     return on_device(
         p.pairs * (p.head_dim + p.head_dim_v) * count / max(p.seqlen_q, 1),
-        lambda device: _compute_truth(p, inputs, arithmetics, clock, rows, device),
+        lambda device: compute_truth_on(device, p, inputs, arithmetics, clock, rows, kept),
     )
 
 
-def _compute_truth(
+def compute_truth_on(
+    device: torch.device,
     p: Problem,
     inputs: tuple[Tensor, Tensor, Tensor],
     arithmetics: list[ForwardArithmetic],
-    clock: Clock,
-    rows: Tensor | None,
-    device: torch.device,
+    clock: Clock | None = None,
+    rows: Tensor | None = None,
+    kept: Kept | None = None,
 ) -> Truth:
+    """`compute_truth` on that device; the result is on the CPU."""
+    clock = clock or Clock()
     count = p.seqlen_q if rows is None else len(rows)
     shape = (p.batch * p.heads_q, count)
+    elements = (*shape, p.head_dim_v)
+    # Results that are sent one by one wait for each other.
+    held = device if math.prod(elements) <= _HELD else torch.device("cpu")
+    names = ["out", "out_bound"]
+    names += ["best_out_bound"] * (len(arithmetics) > 1)
+    names += ["middle", "reach"] * arithmetics[0].ordered
     made: dict[str, Tensor] = {
-        "out": torch.zeros(*shape, p.head_dim_v, dtype=torch.float64),
-        "lse": torch.full(shape, -math.inf, dtype=torch.float64),
-        "out_bound": torch.zeros(*shape, p.head_dim_v, dtype=torch.float64),
-        "lse_bound": torch.zeros(shape, dtype=torch.float64),
+        name: torch.zeros(elements, dtype=torch.float64, device=held) for name in names
     }
-    if len(arithmetics) > 1:
-        made["best_out_bound"] = torch.zeros_like(made["out"])
-    if arithmetics[0].ordered:
-        made["middle"] = torch.zeros_like(made["out"])
-        made["reach"] = torch.zeros_like(made["out"])
+    made["lse"] = torch.full(shape, -math.inf, dtype=torch.float64, device=held)
+    made["lse_bound"] = torch.zeros(shape, dtype=torch.float64, device=held)
     if arithmetics[0].log2_sum:
         made["lse_reach"] = torch.zeros_like(made["lse"])
     with clock.timed("generate"):
@@ -118,35 +133,30 @@ def _compute_truth(
     above = shared_excess(p, q, k, arithmetics[0], rows)
     integers = arithmetics[0].integers
     steps = None if integers is None else Steps.of(p, q, k, integers, rows)
-    blocks = row_blocks(
-        q,
-        k,
-        v,
-        p.attention,
-        rows=rows,
-        budget=None if rows is None else _CHOSEN,
-    )
+    budget = None if rows is None else _CHOSEN
+    blocks = row_blocks(q, k, v, p.attention, rows=rows, budget=budget)
+    if kept is not None and rows is None and p.pairs <= _KEPT:
+        blocks = _keeping(blocks, kept, device.type)
     while True:
         with clock.timed("reference"):
             block = next(blocks, None)
         if block is None:
             break
-        made["out"][block.index] = stored(block.out, p.scaled_output).cpu()
-        made["lse"][block.index] = block.lse.cpu()
+        made["out"][block.index] = stored(block.out, p.scaled_output).to(held)
+        made["lse"][block.index] = block.lse.to(held)
         with clock.timed("bound"):
             ahead = None if above is None else above[block.index]
             bounds = tolerance.bound(block, arithmetics[0], p, ahead, steps)
-            made["out_bound"][block.index], made["lse_bound"][block.index] = (
-                bounds.out.cpu(),
-                bounds.lse.cpu(),
-            )
+            made["out_bound"][block.index] = bounds.out.to(held)
+            made["lse_bound"][block.index] = bounds.lse.to(held)
             if bounds.lse_reach is not None:
-                made["lse_reach"][block.index] = bounds.lse_reach.cpu()
+                made["lse_reach"][block.index] = bounds.lse_reach.to(held)
             if bounds.interval is not None:
-                made["middle"][block.index] = bounds.interval.middle.cpu()
-                made["reach"][block.index] = bounds.interval.reach.cpu()
+                made["middle"][block.index] = bounds.interval.middle.to(held)
+                made["reach"][block.index] = bounds.interval.reach.to(held)
             for other in arithmetics[1:]:
-                made["best_out_bound"][block.index] = tolerance.bound(block, other, p).out.cpu()
+                made["best_out_bound"][block.index] = tolerance.bound(block, other, p).out.to(held)
+    made = {name: tensor.cpu() for name, tensor in made.items()}
     if rows is None and arithmetics[0].values.spills:
         made["out_bound"] = spilled(made["out_bound"])
     if rows is not None and device.type == "cuda":
@@ -158,6 +168,18 @@ def _compute_truth(
         return Truth(**viewed)
     span = Interval(viewed.pop("middle"), viewed.pop("reach"))
     return Truth(**viewed, interval=span)
+
+
+def _keeping(blocks: Iterator[RowBlock], kept: Kept, device: str) -> Iterator[RowBlock]:
+    """The kept blocks, or these, which are kept when all of them are made."""
+    if device not in kept:
+        made = []
+        for block in blocks:
+            made.append(block)
+            yield block
+        kept[device] = made
+        return
+    yield from kept[device]
 
 
 def on_device(products: float, compute: Callable[[torch.device], T]) -> T:
@@ -179,5 +201,8 @@ def on_device(products: float, compute: Callable[[torch.device], T]) -> T:
 
 
 def device_for(products: float) -> torch.device:
-    """The device on which a reference of so many multiply-adds is computed."""
-    return torch.device("cuda" if products > _WORTH_A_GPU and torch.cuda.is_available() else "cpu")
+    """The device on which a reference of so many multiply-adds is computed: as
+    VERIFY_JUDGE_DEVICE says, by default a GPU for large ones."""
+    asked = os.environ.get(JUDGE_DEVICE, "auto")
+    wanted = asked == "cuda" or (asked == "auto" and products > _WORTH_A_GPU)
+    return torch.device("cuda" if wanted and torch.cuda.is_available() else "cpu")

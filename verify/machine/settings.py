@@ -24,6 +24,7 @@ LEGAL = {
     "files": f"paths of existing files, separated by {os.pathsep}",
     "program": "the path of a program that can be run",
     "triton": "the path of a folder that holds the package triton",
+    "device": "auto, cpu or cuda",
 }
 """What a variable may hold, by its kind."""
 
@@ -47,6 +48,7 @@ class Setting:
         "files",
         "program",
         "triton",
+        "device",
     ]
     default: str
     meaning: str
@@ -54,6 +56,9 @@ class Setting:
 
 KIND_FILES = "VERIFY_WITH"
 """Files of masks, score mods, storages and quantisations; a process loads them at its start."""
+
+JUDGE_DEVICE = "VERIFY_JUDGE_DEVICE"
+"""Where the judge computes references and bounds."""
 
 COMPUTE_SANITIZER = "VERIFY_COMPUTE_SANITIZER"
 """The compute-sanitizer to use instead of the machine's own."""
@@ -115,6 +120,14 @@ SETTINGS = (
         "switch",
         "1",
         "0: `python -m verify` sets up no environment if packages are missing.",
+    ),
+    Setting(
+        JUDGE_DEVICE,
+        "device",
+        "auto",
+        "Where references and bounds are computed: `auto`, large ones on the first visible GPU and"
+        " others on the CPU; `cpu`; `cuda`, all on that GPU. Without a GPU, or where its memory is"
+        " full, the CPU computes them.",
     ),
     Setting(
         KIND_FILES,
@@ -186,6 +199,8 @@ def _wants(setting: Setting, value: str) -> str | None:
             )
         case "files":
             legal = all(Path(entry).is_file() for entry in value.split(os.pathsep) if entry)
+        case "device":
+            legal = value in ("auto", "cpu", "cuda")
         case "program":
             legal = Path(value).is_file() and os.access(value, os.X_OK)
         case "triton":

@@ -28,7 +28,7 @@ from verify.arithmetic.dtypes import dtype_named
 from verify.judging.comparison import compare, excess
 from verify.judging.findings import Ruling
 from verify.judging.trial import Trial
-from verify.judging.truth import Truth, compute_truth
+from verify.judging.truth import Truth
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
 from verify.tolerance.exact_sums import exact_below, exact_unit
@@ -82,9 +82,7 @@ def concerns(trial: Trial) -> bool:
 def exact_truth(trial: Trial) -> Truth:
     """Return reference and bounds for exact scores, computed once per trial."""
     if "integer_scores" not in trial.notes:
-        trial.notes["integer_scores"] = compute_truth(
-            trial.problem, trial.expanded, [_exact_scores(trial)], trial.clock
-        )
+        trial.notes["integer_scores"] = trial.truth_of(_exact_scores(trial))
     found = trial.notes["integer_scores"]
     assert isinstance(found, Truth)
     return found

@@ -62,7 +62,7 @@ def judge(trial: Trial) -> Ruling:
     """Convict the function if O of the judged launch is beyond the sharper bounds and what later
     roundings can add, before and after a launch of the same kind that keeps the sharper bounds."""
     arithmetic = _arithmetic(trial)
-    truth = compute_truth(trial.problem, trial.expanded, [arithmetic], trial.clock)
+    truth = trial.truth_of(arithmetic)
     # outside the declared arithmetic, nothing is sharper
     truth.out_bound.masked_fill_(trial.truth.out_bound == torch.inf, torch.inf)
     got = result(trial.first)

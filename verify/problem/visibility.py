@@ -64,7 +64,8 @@ def visible_range(p: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
     # Of 2^level keys from every key on; an interval is covered by two of them.
     level, below, above = 0, v, v
     levels = torch.log2((high - low).clamp(min=1).double()).floor().long()
-    while below.shape[2]:
+    top = int(levels.max()) if levels.numel() else -1
+    while level <= top:
         for b in range(p.batch):
             rows = (levels[b] == level).nonzero()[:, 0]
             if len(rows):

@@ -238,16 +238,14 @@ def smallest(error: Tensor, margin: Tensor, response: Tensor, curve: Tensor | No
     if not error.numel():
         return math.inf
     signed = torch.copysign(error, error * response)
-    strengths, size = [], response.abs()
-    for sign in (1, -1):
-        need = torch.sub(margin, signed, alpha=sign)
-        if curve is None:
-            e = need / size
-        else:
-            root = size.square() - 4 * curve * need
-            e = torch.where(root >= 0, 2 * need / (size + root.clamp(min=0.0).sqrt()), torch.inf)
-        strengths.append(float(e.nan_to_num(nan=torch.inf).min()))
-    return max(strengths)
+    size = response.abs()
+    need = torch.stack([margin - signed, margin + signed])  # of a fault of either sign
+    if curve is None:
+        e = need.div_(size)
+    else:
+        root = size.square() - 4 * curve * need
+        e = torch.where(root >= 0, 2 * need / (size + root.clamp(min=0.0).sqrt()), torch.inf)
+    return float(e.nan_to_num(nan=torch.inf).flatten(1).amin(1).amax())
 
 
 def of_a_factor(dtype: str, name: str, want: Tensor) -> dict[str, float]:

@@ -77,10 +77,10 @@ class Values:
         if keys == 0:
             return torch.zeros_like(out)
         heavy, index = heaviest(weights, min(_TOP, keys))
-        exact = torch.zeros_like(out)
-        for n in range(index.shape[-1]):
-            place = index[..., n, None].expand(-1, -1, out.shape[-1])
-            exact.addcmul_((self.values.gather(1, place) - out).abs_(), heavy[..., n, None])
+        heads = torch.arange(len(out), device=out.device).mul_(keys)[:, None, None]
+        chosen = self.values.reshape(-1, out.shape[-1]).index_select(0, (index + heads).flatten())
+        chosen = chosen.view(*index.shape, -1).sub_(out[..., None, :]).abs_()
+        exact = chosen.mul_(heavy[..., None]).sum(-2)
         if keys <= _TOP:
             return exact
         rest = weights.scatter_(-1, index, 0.0)

@@ -257,9 +257,11 @@ def _others(sums: Sums, n: int, rule: Rule, heads: int) -> Others:
         growth = 1 + relative(casts, rule.memory.unit_roundoff)
         tiny += casts * growth * (rule.memory.smallest_subnormal / 2 + TINY)
         most = min(most, rule.memory.overflow / growth / abs(rule.scale)) if rule.scale else most
-    tiny += rule.coarse * (1 + rounded) * bare
-    # Partial sums that a small scale has multiplied may be flushed, and so may sums of them.
-    tiny += 2 * TINY * (additions - abs(rule.scale) * (terms + additions + 1)).clamp(min=0.0)
+    if rule.coarse:
+        tiny += rule.coarse * (1 + rounded) * bare
+    if abs(rule.scale) * (additions + 1) < additions:
+        # Partial sums that a small scale has multiplied may be flushed, and so may sums of them.
+        tiny += 2 * TINY * (additions - abs(rule.scale) * (terms + additions + 1)).clamp(min=0.0)
     flushed = 2 * (terms + additions + 1) * TINY + max(rule.unit.flush, TINY) * bare
     if narrow:
         flushed = flushed + (1 + rounded) * rule.unit.underflow(padded)
@@ -273,8 +275,7 @@ def _others(sums: Sums, n: int, rule: Rule, heads: int) -> Others:
         total.add_((1 + rounded) * rule.weighted.loss(terms, bare, reach, lost))
     grown = reach.mul_(1 + rounded)
     beyond = None if below(grown, most) else grown >= most
-    lossy = lossy if rule.scale else 0.0
-    return Others(total, beyond, tiny * lossy if bool(tiny.any()) else None)
+    return Others(total, beyond, tiny * lossy if rule.scale and bool(tiny.any()) else None)
 
 
 def _output_error(nominal: Tensor, total: Tensor, rule: Rule) -> Tensor:

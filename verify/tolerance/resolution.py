@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -339,6 +340,7 @@ def _conversion(given: str, multiplied: str) -> Conversion | None:
     return Conversion.between(dtype_named(given), dtype_named(multiplied))
 
 
+@lru_cache(maxsize=256)  # a campaign resolves the same declaration for every case
 def _check(numerics: Numerics, given: str, operands: str, probability: str) -> None:
     """Raise ValueError for what no bound is derived for."""
     eight = dtype_named(given).itemsize == 1

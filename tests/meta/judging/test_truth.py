@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.harness.judge_devices import apart, of_backward, of_forward, problems
 from verify.judging import truth
+from verify.machine import settings
+from verify.machine.settings import JUDGE_DEVICE, SettingError
+from verify.tolerance import backward, forward
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -23,6 +27,20 @@ def test_large_references_are_computed_on_the_gpu(emptied: list[str]) -> None:
     assert truth.on_device(1e12, str) == "cuda"
     assert truth.on_device(1e3, str) == "cpu"
     assert not emptied
+
+
+def test_a_user_says_where_references_are_computed(
+    emptied: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for asked, expected in (("cuda", ("cuda", "cuda")), ("cpu", ("cpu", "cpu"))):
+        monkeypatch.setenv(JUDGE_DEVICE, asked)
+        assert (truth.on_device(1e3, str), truth.on_device(1e12, str)) == expected
+    monkeypatch.setenv(JUDGE_DEVICE, "cuda")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert truth.on_device(1e12, str) == "cpu"
+    monkeypatch.setenv(JUDGE_DEVICE, "gpu")
+    with pytest.raises(SettingError, match="auto, cpu or cuda"):
+        settings.check()
 
 
 @pytest.mark.parametrize(
@@ -60,3 +78,21 @@ def test_other_errors_and_a_full_host_are_raised(emptied: list[str]) -> None:
     with pytest.raises(RuntimeError, match="cuda"):
         truth.on_device(1e12, wrong)
     assert not emptied
+
+
+def test_two_devices_are_apart_where_one_of_them_errs() -> None:
+    """The comparison that a machine with a GPU runs: of a device with itself, and with one whose
+    bound, value or infinity is off."""
+    p = next(problems(1)).but(seqlen_q=9, seqlen_kv=17, batch=1)
+    for mine, again in (
+        (of_forward(p, forward.BEST, "sm_90", CPU), of_forward(p, forward.BEST, "sm_90", CPU)),
+        (of_backward(p, backward.BEST, "sm_90", CPU), of_backward(p, backward.BEST, "sm_90", CPU)),
+    ):
+        same = apart(mine, again)
+        assert (same.values, same.bounds, same.infinite) == (0.0, 0.0, 0)
+        for name, (value, bound) in mine.items():
+            if "interval" in name:
+                continue
+            assert apart(mine, mine | {name: (value + bound / 2, bound)}).values > 0.4
+            assert apart(mine, mine | {name: (value, bound * 1.001)}).bounds > 5e-4
+            assert apart(mine, mine | {name: (value, bound * torch.inf)}).infinite

@@ -19,7 +19,7 @@ from verify.arithmetic.dtypes import dtype_named
 from verify.judging.comparison import compare
 from verify.judging.measuring import make_inputs, result, run_probe
 from verify.judging.trial import Trial
-from verify.judging.truth import Truth, compute_truth
+from verify.judging.truth import Truth
 from verify.problem import Problem
 
 FLOAT32 = dtype_named("float32")
@@ -65,8 +65,7 @@ def exact_probabilities(trial: Trial) -> Truth:
 def bounded(trial: Trial, **changes: Any) -> Truth:
     """Return the truth with the bounds of the declared arithmetic after `changes` of fields of
     `ForwardArithmetic`."""
-    resolved = replace(trial.arithmetic.unordered, **changes)
-    return compute_truth(trial.problem, trial.expanded, [resolved], trial.clock)
+    return trial.truth_of(replace(trial.arithmetic.unordered, **changes))
 
 
 def excess(trial: Trial, where: Tensor, truth: Truth | None = None, *, lse: bool = False) -> float:
