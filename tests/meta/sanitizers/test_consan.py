@@ -31,7 +31,7 @@ from verify.sanitizers.facts import CaseResult, Facts, Judgement
 from verify.sanitizers.failures import failures
 from verify.sanitizers.instrumented import excludes, judged, limit_of
 from verify.sanitizers.lane import _planted_subjects
-from verify.sanitizers.planted import FAULTS, GLUON
+from verify.sanitizers.planted import FAULTS, GLUON, GLUON_COPIES
 from verify.sanitizers.results import PlantedSession, not_alive
 from verify.sanitizers.session import Session, Subject
 from verify.sanitizers.tool import ALL, CONSAN, EVERY, SKEW
@@ -261,7 +261,9 @@ def test_its_faults_are_tried_under_it_and_under_no_tool_that_cannot_take_them()
     for fault in GLUON:
         assert fault.tried_under(ALL) == (SKEW, CONSAN)
         assert fault.twin == (CONSAN not in fault.caught_by)
-    others = [fault for fault in FAULTS if fault not in GLUON]
+    for fault in GLUON_COPIES:  # other faults show that the tool is alive
+        assert fault.tried_under(ALL) == fault.caught_by == (CONSAN,)
+    others = [fault for fault in FAULTS if fault not in (*GLUON, *GLUON_COPIES)]
     assert not any(CONSAN in fault.tried_under(ALL) for fault in others)
     assert CONSAN not in EVERY  # a run that names no tool does not need a Triton
 
