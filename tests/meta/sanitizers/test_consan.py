@@ -170,6 +170,7 @@ def test_a_build_is_compared_with_the_one_without_instrumentation(
         for mode in ("", "consan", "no such mode"):
             launch = tiny_gluon.launch_of("planted-gluon-dropped-wait", *tensors)
             launch.keywords["instrumentation_mode"] = mode
+            triton.knobs.compilation.instrumentation_mode = mode
             compiled(launch, "sm_90a")
     built = binaries.read(path)
     assert built is not None
