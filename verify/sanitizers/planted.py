@@ -88,7 +88,7 @@ class PlantedFault:
     def tried_under(self, tools: Sequence[str]) -> tuple[str, ...]:
         """Those of the tools that it is tried under.  Delays are for faults that they can show."""
         if self.by_triton:
-            own = INSTRUMENTING if self.spare else (*INSTRUMENTING, SKEW)
+            own = INSTRUMENTING if self.spare or self.twin else (*INSTRUMENTING, SKEW)
             return tuple(tool for tool in tools if tool in own)
         everywhere = not self.spare
         return tuple(
