@@ -42,14 +42,24 @@ KINDS = {
     "planted-gluon-cluster-dropped-wait": ("tma", "wait", 2),
 }
 _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_HALVES = gl.constexpr([[1, 0]])  # of a cluster: rows that each CTA stores
-_BOTH = gl.constexpr([[0, 0]])  # a tile that each CTA has whole
+_HALVES = [[1, 0]]  # of a cluster: rows that each CTA stores
+_BOTH = [[0, 0]]  # a tile that each CTA has whole
+_OWN = gl.constexpr([[1]])  # a barrier in each CTA
+if cluster.unavailable() is None:
+    _announce = cluster.announce_barriers
+    _let_go = cluster.let_go
+    _await_partner = cluster.await_partner
+else:  # Triton looks at all that a kernel names, and this one has no cluster
+    _announce = _let_go = _await_partner = meet
 
 
 def _planted_gluon(  # noqa: PLR0912, PLR0917
     source,  # descriptor of (rows, COLUMNS), or a pointer to float32
     target,  # float32 (rows, COLUMNS), contiguous
     rows: gl.int32,
+    IN: gl.constexpr,  # layouts of a tile: as it is read, as it is stored, in shared memory
+    OUT: gl.constexpr,
+    TILE: gl.constexpr,
     WAY: gl.constexpr,
     FORGOTTEN: gl.constexpr,
     CTAS: gl.constexpr,
@@ -58,16 +68,11 @@ def _planted_gluon(  # noqa: PLR0912, PLR0917
     TILES: gl.constexpr,
     num_warps: gl.constexpr,
 ):
-    WHOLE: gl.constexpr = [] if CTAS == 1 else _BOTH
-    SHARES: gl.constexpr = [] if CTAS == 1 else _HALVES
-    OWN: gl.constexpr = [] if CTAS == 1 else [[1]]
-    IN: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [num_warps, 1], [1, 0], cga_layout=WHOLE)
-    OUT: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [num_warps, 1], [1, 0], cga_layout=SHARES)
-    TILE: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=128, element_bitwidth=32, rank=2, cga_layout=WHOLE
-    )
     tile = gl.allocate_shared_memory(gl.float32, [ROWS, COLUMNS], TILE)
-    here = gl.allocate_shared_memory(gl.int64, [CTAS], mbarrier.MBarrierLayout(OWN))
+    if CTAS == 1:
+        here = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    else:
+        here = gl.allocate_shared_memory(gl.int64, [2], mbarrier.MBarrierLayout(_OWN))
     columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, IN))
     out_columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, OUT))
     mbarrier.init(here, count=1)
@@ -75,8 +80,8 @@ def _planted_gluon(  # noqa: PLR0912, PLR0917
         fence_async_shared()
         meet()
     else:
-        cluster.announce_barriers()
-        cluster.await_partner()
+        _announce()
+        _await_partner()
     for turn in gl.static_range(TILES):
         first = (gl.program_id(0) * TILES + turn) * ROWS
         if WAY == "tma":
@@ -107,8 +112,8 @@ def _planted_gluon(  # noqa: PLR0912, PLR0917
         if CTAS == 1:
             meet()
         else:
-            cluster.let_go()
-            cluster.await_partner()
+            _let_go()
+            _await_partner()
     mbarrier.invalidate(here)
 
 
@@ -120,16 +125,22 @@ def launch_of(variant: str, source: Tensor, target: Tensor) -> Launch:
     way, forgotten, ctas = KINDS[variant]
     rows = source.shape[0]
     given: object = source
+    whole = _BOTH if ctas > 1 else []
+    halves = _HALVES if ctas > 1 else []
+    layout = gl.NVMMASharedLayout(
+        swizzle_byte_width=128, element_bitwidth=32, rank=2, cga_layout=whole
+    )
     if way == "tma":
-        whole = [[0, 0]] if ctas > 1 else []
-        layout = gl.NVMMASharedLayout(
-            swizzle_byte_width=128, element_bitwidth=32, rank=2, cga_layout=whole
-        )
         given = TensorDescriptor(source, [rows, COLUMNS], [COLUMNS, 1], [ROWS, COLUMNS], layout)
     keywords = {"WAY": way, "FORGOTTEN": forgotten, "CTAS": ctas, "num_warps": 4, "num_ctas": ctas}
+    layouts = {
+        "IN": gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0], cga_layout=whole),
+        "OUT": gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0], cga_layout=halves),
+        "TILE": layout,
+    }
     sizes = {"ROWS": ROWS, "COLUMNS": COLUMNS, "TILES": TILES}
     blocks = triton.cdiv(rows, ROWS * TILES)
-    return Launch(kernel, blocks, (given, target, rows), keywords | sizes)
+    return Launch(kernel, blocks, (given, target, rows), keywords | sizes | layouts)
 
 
 def forward(

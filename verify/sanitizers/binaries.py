@@ -66,6 +66,7 @@ class _Listener:
     def _ordinary(src: Any, metadata: dict[str, Any]) -> Any:
         """The build of the same source without instrumentation."""
         import triton
+        from triton import knobs
         from triton.compiler import make_backend
 
         target = metadata["target"]
@@ -73,7 +74,10 @@ class _Listener:
         options = {
             name: metadata[name] for name in known if name in metadata and name not in _NOT_OPTIONS
         }
-        return triton.compile(src, target=target, options=options | {"instrumentation_mode": ""})
+        options |= {"instrumentation_mode": ""}
+        with knobs.compilation.scope():
+            knobs.compilation.instrumentation_mode = ""  # up to 3.7 the compiler reads it there
+            return triton.compile(src, target=target, options=options)
 
 
 def _ptx(files: dict[str, str]) -> str:

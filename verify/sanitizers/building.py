@@ -30,20 +30,21 @@ def watch() -> None:
 
 
 def watch_triton() -> None:
-    """The same for what Triton compiles in this process before a launch, by its own hooks."""
-    from triton import knobs
+    """The same for what Triton compiles before a launch.  Call it when Triton is loaded, and before
+    its first launch: a kernel then takes the compiler from there.
 
-    name = _OWN_NAME.read_text(encoding="utf-8").strip() if _OWN_NAME.exists() else ""
+    (Triton's hooks around a compilation would do, but it writes all constants of a kernel as JSON
+    for them, which Gluon's need not be.)
+    """
+    from triton import compiler
 
-    def begins(**_: object) -> bool:
-        _call_itself(BUILDS)
-        return False  # compile it
+    compile_kernel: Callable[..., object] = compiler.compile
 
-    def ends(**_: object) -> None:
-        _call_itself(name)
+    def told(*source: object, **options: object) -> object:
+        with telling():
+            return compile_kernel(*source, **options)
 
-    knobs.runtime.jit_cache_hook = begins
-    knobs.runtime.jit_post_compile_hook = ends
+    compiler.compile = told
 
 
 @contextlib.contextmanager

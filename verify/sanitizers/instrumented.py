@@ -14,6 +14,7 @@ are other ones than without instrumentation (`verify.sanitizers.binaries`).
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ DEADLINE = 120.0  # seconds for one run; builds do not count
 FAMILIES = frozenset({"gluon", "triton"})  # of the collection, which Triton compiles
 _OUTPUT = 8 << 20  # bytes of output that are read: a line for each thread that fails
 _CLUSTERS = (3, 8)  # the first Triton whose ConSan knows clusters
-_WORDS = "triton"  # what a kernel file of another family holds that Triton compiles
+_NAMES = re.compile("triton|gluon", re.IGNORECASE)  # in a file of a kernel that Triton compiles
 
 
 def excludes(tool: str, declaration: Declaration) -> str | None:
@@ -52,9 +53,10 @@ def excludes(tool: str, declaration: Declaration) -> str | None:
 
 def _names_triton(declaration: Declaration) -> bool:
     try:
-        return _WORDS in Path(declaration.path).read_text(encoding="utf-8", errors="replace")
+        text = Path(declaration.path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
+    return _NAMES.search(text) is not None
 
 
 def sanitize(tool: str, environment: Environment, subject: Subject, folder: Path) -> Session:

@@ -22,7 +22,8 @@ import torch
 from verify.bundle import ROOT
 
 VARIABLE = "VERIFY_SANITIZER_LEDGER"  # the file's path, in the process's environment
-FAMILIES = frozenset({"cute", "planted", "ptx", "triton"})  # whose every launch is in the ledger
+# Families whose every launch is in the ledger.
+FAMILIES = frozenset({"cute", "gluon", "planted", "ptx", "triton"})
 
 
 @dataclass(frozen=True)

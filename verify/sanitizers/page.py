@@ -79,10 +79,10 @@ def kernels(tried: Sequence[Tried], sources: Mapping[str, str] | None = None) ->
         verdict = doc.Span(word, "good") if outcomes else doc.Span("not tried", "bad")
         if bad:
             words = f"{len(bad)} of {len(outcomes)} {'/'.join(sorted(set(bad)))}"
+            if set(bad) == {"not run"}:
+                reasons = {reason for process in processes for reason in process["reasons"]}
+                words = "; ".join([words, *sorted(r.removeprefix("not run: ") for r in reasons)])
             verdict = doc.Span(words, "bad")
-        if outcomes and set(outcomes) == {"not run"}:
-            reasons = {reason for process in processes for reason in process["reasons"]}
-            verdict = doc.Span("; ".join(sorted(reasons)) or "not run", "bad")
         if (sources or {}).get(variant) not in (None, mine[0]["source_hash"]):
             verdict = doc.Span(f"{verdict.text}; of another source than this report's", "bad")
         numbers = (len(processes), len(outcomes), sum(one["total"] for one in processes))

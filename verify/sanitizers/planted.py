@@ -88,7 +88,8 @@ class PlantedFault:
     def tried_under(self, tools: Sequence[str]) -> tuple[str, ...]:
         """Those of the tools that it is tried under.  Delays are for faults that they can show."""
         if self.by_triton:
-            return tuple(tool for tool in tools if tool in (*INSTRUMENTING, SKEW))
+            own = INSTRUMENTING if self.spare or self.twin else (*INSTRUMENTING, SKEW)
+            return tuple(tool for tool in tools if tool in own)
         everywhere = not self.spare
         return tuple(
             tool
@@ -140,7 +141,9 @@ def planted_problem(declaration: Declaration) -> Problem:
 
 
 _WRITE, _READ, _RACE = r"\bwrite\b", r"\bread\b", r"\brace\b|\bhazard\b"
-_TINY, _COPIES, _GLUON = (FOLDER / f"{name}.py" for name in ("tiny", "copies", "tiny_gluon"))
+_TINY, _COPIES, _GLUON, _GLUON_COPIES = (
+    FOLDER / f"{name}.py" for name in ("tiny", "copies", "tiny_gluon", "gluon_forward")
+)
 
 # Slip of the hand in a copy -> what it is, the tool that must catch it, what its record shows.
 SLIPS = {
@@ -239,6 +242,26 @@ GLUON: tuple[PlantedFault, ...] = (
     ),
 )
 
+# Of the slips in gluon_forward.py those that are races.
+_GLUON_SLIPS = {
+    "missing-wait": "a wait for a tile of K removed",
+    "early-refill": "a tile of V copied over the one that is still to be read",
+}
+GLUON_COPIES = tuple(
+    PlantedFault(
+        variant=f"planted-gluon-{slip}",
+        file=_GLUON_COPIES,
+        about=f"gluon-hopper-forward: {about}",
+        caught_by=(CONSAN,),
+        shows=("outstanding|pending",),
+        copy_of="gluon-hopper-forward",
+        spare=True,
+        by_triton=True,
+        optional=True,
+    )
+    for slip, about in _GLUON_SLIPS.items()
+)
+
 FAULTS: tuple[PlantedFault, ...] = (
     PlantedFault(
         variant="planted-correct", file=_TINY, about="a small kernel without a fault", twin=True
@@ -317,5 +340,6 @@ FAULTS: tuple[PlantedFault, ...] = (
         " destroyed, which PyTorch's is not; campaigns record the growth of a process's memory)",
     ),
     *GLUON,
+    *GLUON_COPIES,
     *COPIES,
 )

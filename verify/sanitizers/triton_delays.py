@@ -3,8 +3,7 @@
 What `verify.sanitizers.delays` does to the text of a CUDA kernel, with the same hash of seed, place
 and warp: a sleep before and after each barrier and each wait, of up to four microseconds, for a
 quarter of the warps at each place.  The seed is the kernel's own amount of dynamic shared memory,
-which a launch with a seed makes larger: all seeds run one binary.  Triton's cache keeps these
-binaries apart from the ordinary ones.
+which a launch with a seed makes larger: all seeds run one binary.
 """
 
 from __future__ import annotations

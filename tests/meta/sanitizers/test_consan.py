@@ -31,7 +31,7 @@ from verify.sanitizers.facts import CaseResult, Facts, Judgement
 from verify.sanitizers.failures import failures
 from verify.sanitizers.instrumented import excludes, judged, limit_of
 from verify.sanitizers.lane import _planted_subjects
-from verify.sanitizers.planted import FAULTS, GLUON
+from verify.sanitizers.planted import FAULTS, GLUON, GLUON_COPIES
 from verify.sanitizers.results import PlantedSession, not_alive
 from verify.sanitizers.session import Session, Subject
 from verify.sanitizers.tool import ALL, CONSAN, EVERY, SKEW
@@ -170,6 +170,7 @@ def test_a_build_is_compared_with_the_one_without_instrumentation(
         for mode in ("", "consan", "no such mode"):
             launch = tiny_gluon.launch_of("planted-gluon-dropped-wait", *tensors)
             launch.keywords["instrumentation_mode"] = mode
+            triton.knobs.compilation.instrumentation_mode = mode
             compiled(launch, "sm_90a")
     built = binaries.read(path)
     assert built is not None
@@ -229,9 +230,10 @@ def test_a_process_is_judged_by_what_it_prints(session: Callable[[str], Session]
 def test_a_kernel_that_a_version_does_not_build_is_not_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (limit,) = LIMITS
-    said = f"flash.py:140:17: {limit.words}\n"
-    for version, covered in (("3.8.0", True), ("3.80.0", False), ("3.9.0", False), (None, False)):
+    assert {limit.version for limit in LIMITS} == {"3.7", "3.8"}
+    said = f"flash.py:140:17: {LIMITS[0].words}\n"
+    versions = {"3.7.1": True, "3.8.0": True, "3.80.0": False, "3.9.0": False, None: False}
+    for version, covered in versions.items():
         monkeypatch.setattr(other_triton, "version", lambda version=version: version)
         assert (limit_of(CONSAN, said) is not None) == covered
         assert limit_of(CONSAN, "error: something else") is None
@@ -259,9 +261,11 @@ def test_it_is_for_what_triton_compiles(
 def test_its_faults_are_tried_under_it_and_under_no_tool_that_cannot_take_them() -> None:
     assert {fault.variant for fault in GLUON} == set(tiny_gluon.KINDS)
     for fault in GLUON:
-        assert fault.tried_under(ALL) == (SKEW, CONSAN)
+        assert fault.tried_under(ALL) == ((CONSAN,) if fault.twin else (SKEW, CONSAN))
         assert fault.twin == (CONSAN not in fault.caught_by)
-    others = [fault for fault in FAULTS if fault not in GLUON]
+    for fault in GLUON_COPIES:  # other faults show that the tool is alive
+        assert fault.tried_under(ALL) == fault.caught_by == (CONSAN,)
+    others = [fault for fault in FAULTS if fault not in (*GLUON, *GLUON_COPIES)]
     assert not any(CONSAN in fault.tried_under(ALL) for fault in others)
     assert CONSAN not in EVERY  # a run that names no tool does not need a Triton
 

@@ -328,3 +328,16 @@ def test_a_line_of_progress_names_what_has_run_longest() -> None:
     assert "now memcheck on a 0 s, skew on b 0 s" in line
     assert running.stages["variants"].processes == 2
     assert "2 processes ended; now none" in running.line()
+
+
+def test_a_program_tells_that_triton_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import compiler
+
+    names: list[str] = []
+    own = building._OWN_NAME
+    monkeypatch.setattr(compiler, "compile", lambda *_, **__: names.append(own.read_text().strip()))
+    building.watch_triton()
+    before = own.read_text()
+    compiler.compile("source", target="sm_90a")
+    assert names == [under_tool.BUILDS]
+    assert own.read_text() == before

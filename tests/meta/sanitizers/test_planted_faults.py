@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.meta.sanitizers.test_sanitizer_lane import declared
-from tests.planted import copies, tiny, tiny_gluon
+from tests.planted import copies, gluon_forward, tiny, tiny_gluon
 from verify.bundle import ROOT
 from verify.cuda.compile import compilable, compile_source
 from verify.cuda.edits import edited
@@ -21,7 +21,13 @@ from verify.cuda.toolkit import executables
 from verify.evidence import Recorder
 from verify.sanitizers import lane
 from verify.sanitizers.facts import Judgement
-from verify.sanitizers.planted import COPIES, FAULTS, SLIPS, planted_problem
+from verify.sanitizers.planted import (
+    COPIES,
+    FAULTS,
+    GLUON_COPIES,
+    SLIPS,
+    planted_problem,
+)
 from verify.sanitizers.tool import ALL, EVERY, SKEW, TOOLS
 
 torch.set_num_threads(1)
@@ -36,6 +42,8 @@ def test_every_tool_has_a_fault_to_catch_and_a_twin_to_leave_alone() -> None:
     assert {fault.variant for fault in FAULTS} == {
         *tiny.FAULTS,
         *tiny_gluon.KINDS,
+        "planted-gluon-missing-wait",
+        "planted-gluon-early-refill",
         *(variant.name for variant in copies.VARIANTS),
     }
     for fault in FAULTS:
@@ -45,6 +53,7 @@ def test_every_tool_has_a_fault_to_catch_and_a_twin_to_leave_alone() -> None:
         assert set(fault.caught_by) <= set(fault.tried_under(ALL))
         own = {SKEW} if fault.by_triton else {*TOOLS, *fault.caught_by}
         assert set(fault.tried_under(EVERY)) <= own or fault.twin
+    assert {fault.variant for fault in GLUON_COPIES} < {v.name for v in gluon_forward.VARIANTS}
 
 
 def test_every_cuda_variant_has_a_copy_for_each_slip() -> None:
@@ -115,7 +124,8 @@ def test_a_fault_of_the_memory_is_made_at_the_launch() -> None:
 
 
 def test_the_planted_problem_lies_inside_every_planted_support() -> None:
-    for variant in (*tiny.VARIANTS, *copies.VARIANTS):
+    planted = (*tiny.VARIANTS, *tiny_gluon.VARIANTS, *gluon_forward.VARIANTS, *copies.VARIANTS)
+    for variant in planted:
         problem = planted_problem(declared(variant.support, tuple(variant.configs)))
         assert variant.support.refusal(problem) is None
         assert problem.seqlen_q % 64  # an overrun by one row needs a ragged tile

@@ -138,11 +138,12 @@ def test_warps_sleep_as_those_of_cuda_kernels() -> None:
 def test_triton_builds_a_kernel_with_delays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "ordinary"))
     tensors = [torch.empty(300, tiny_gluon.COLUMNS, device="meta") for _ in range(2)]
     launch = tiny_gluon.launch_of("planted-gluon-early-copy-read", *tensors)
     ordinary = compiled(launch, "sm_90a")
     made = TritonDelays(lambda shared: 0)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "delayed"))
     with triton.knobs.runtime.scope(), triton.knobs.compilation.scope():
         triton.knobs.runtime.add_stages_inspection_hook = made.stages
         triton.knobs.compilation.listener = made.built
@@ -152,7 +153,7 @@ def test_triton_builds_a_kernel_with_delays(
     assert waits > 0
     assert listing(slow.asm["cubin"]).count("NANOSLEEP") == 2 * waits
     assert "NANOSLEEP" not in listing(ordinary.asm["cubin"])
-    assert made._delayed == {slow.metadata.hash}  # and the cache keeps both
+    assert made._delayed == {slow.metadata.hash}
 
 
 def test_a_launch_with_a_seed_has_more_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
