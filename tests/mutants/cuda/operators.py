@@ -144,7 +144,8 @@ def _order(code: str) -> Iterator[_Proposal]:
     for found in re.finditer(
         r"(?<!min)(?<!max)(?<!maxf)(?<!minf)(?<=\w)\(([^(),;{}]+), ([^(),;{}]+)(?=[,)])", code
     ):
-        yield "order", *found.span(), f"({found[2]}, {found[1]}"
+        if not re.match(r"(?:const|unsigned|int|float|u32)\b", found[1]):
+            yield "order", *found.span(), f"({found[2]}, {found[1]}"
 
 
 def _constant(code: str) -> Iterator[_Proposal]:
@@ -186,7 +187,8 @@ def _statement(code: str) -> Iterator[_Proposal]:
             continue
         yield _about(found[1], "statement"), *found.span(1), ";"
     for found in re.finditer(
-        r"(?m)^ +((?!return|__sync|ptx::cp_async)[\w:.]+(?:<[^;]*>)?\([^;{}]*\);)$", code
+        r"(?m)^ +((?!return|__sync|static_assert|ptx::cp_async)[\w:.]+(?:<[^;]*>)?\([^;{}]*\);)$",
+        code,
     ):
         yield "statement", *found.span(1), ";"
 
