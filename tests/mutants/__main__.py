@@ -37,12 +37,13 @@ def main() -> None:
     end = time.monotonic() + given.seconds
     if given.cuda and not given.write:
         with CudaHunt() as hunt:
+            hunt.learn(record.CUDA.current(cuda_chosen()))
             _hunt(_left(cuda_chosen(), record.CUDA, given.ids), record.CUDA, hunt, end)
     elif not given.write:
         with Stand() as stand, remembered():
-            hunt = Hunt(stand)
-            _teach(hunt)
-            _hunt(_by_kernel(_left(chosen(), record.TRITON, given.ids)), record.TRITON, hunt, end)
+            hunt, left = Hunt(stand), _left(chosen(), record.TRITON, given.ids)
+            _teach(hunt, {mutant.variant for mutant in left})
+            _hunt(_by_kernel(left), record.TRITON, hunt, end)
     write()
 
 
@@ -62,6 +63,9 @@ def _left(mutants: list[M], ledger: Ledger, ids: list[str]) -> list[M]:
 
 
 def _hunt(left: Iterable[M], ledger: Ledger, hunt: Callable[[M], Entry], end: float) -> None:
+    """Hunt them until that time, and print each outcome and the rate."""
+    begun = time.monotonic()
+    killed = 0
     for mutant in left:
         if time.monotonic() > end:
             break
@@ -73,14 +77,17 @@ def _hunt(left: Iterable[M], ledger: Ledger, hunt: Callable[[M], Entry], end: fl
             f" {found.how} {found.by} ({found.asked} asked, {found.seconds:.1f} s)",
             flush=True,
         )
+        killed += found.how == record.KILLED
+    minutes = (time.monotonic() - begun) / 60
+    print(f"{killed} convicted in {minutes:.1f} minutes: {killed / minutes:.1f} a minute")
 
 
-def _teach(hunt: Hunt) -> None:
-    """What convicted the mutants on record is asked first."""
+def _teach(hunt: Hunt, variants: set[str]) -> None:
+    """What convicted the mutants of these variants on record is asked first."""
     entries = record.TRITON.load()
     for mutant in chosen():
         catch = entries[mutant.id].catch if mutant.id in entries else None
-        if catch is not None:
+        if catch is not None and mutant.variant in variants:
             hunt.learn(mutant, catch)
 
 

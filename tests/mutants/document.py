@@ -23,11 +23,11 @@ raises whatever it is asked, or does not compile. Only the first two count."""
 _TRITON = """Each mutant has one change by an operator of `tests/mutants/operators.py`. It ran in
 Triton's interpreter, and the judge asked a part of what a campaign asks, until a verdict failed."""
 _CUDA = """Each mutant has one change by an operator of `tests/mutants/cuda/operators.py` in a
-header of the raw-PTX kernels. A host compiler compiled twelve builds of it; they ran on emulated
+header of the raw-PTX kernels. A host compiler compiled thirteen builds of it; they ran on emulated
 threads, barriers and copies ([ptx.md](ptx.md)), warps as unfairly as barriers allow, copies as
 early or as late as waits allow. The questions are those of `tests/harness/ptx_cases.py`, judged by
 the bounds of O and LSE, by what lies around the tensors and by bank conflicts. A mutant whose
-twelve builds have the machine code of the right kernel is equivalent."""
+thirteen builds have the machine code of the right kernel is equivalent."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _part(part: Part) -> list[str]:
         f" {statistics.median(seconds or [0]):.1f} s in the median,\n{rate:.0f} a minute, on one"
         " core of several in use.",
         "",
-        "The first oracle that convicts: "
+        "What convicts first: "
         + ", ".join(f"{name} {count}" for name, count in by.most_common())
         + ".",
         "",

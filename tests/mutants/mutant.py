@@ -35,8 +35,8 @@ class Ground:
     """Where mutants are made.
 
     edited: the file.  file, variant: the kernel that is judged with it.  wanted: mutants.
-    hosts: functions of the file that run on the host and are mutated, too.  others: a condition in
-    the text, and the variant that is judged where it holds.
+    hosts: functions of the file that run on the host and are mutated, too.  others: the first line
+    of a block, and the variant that is judged of what stands in it.
     """
 
     edited: str
@@ -65,7 +65,13 @@ GROUNDS = (
     ),
     Ground(TRITON_SOFTMAX, TRITON_BLOCK_POINTERS, "triton-block-pointer-forward", 25),
     Ground(TRITON_BLOCK_POINTERS, TRITON_BLOCK_POINTERS, "triton-block-pointer-forward", 25),
-    Ground(TRITON_DESCRIPTORS, TRITON_DESCRIPTORS, "triton-device-descriptor-forward", 25),
+    Ground(
+        TRITON_DESCRIPTORS,
+        TRITON_DESCRIPTORS,
+        "triton-device-descriptor-forward",
+        25,
+        others=(("def _place(steps, batch, head, row):", "triton-host-descriptor-forward"),),
+    ),
     Ground(
         BACKWARD_KERNELS,
         TRITON_BACKWARD,

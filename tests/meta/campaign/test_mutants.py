@@ -6,11 +6,14 @@ from __future__ import annotations
 import ast
 import runpy
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.faults.fault import BACKWARD_KERNELS
 from tests.faults.search import convicts
 from tests.faults.stand import Stand
 from tests.mutants import document, record, scores
@@ -19,9 +22,12 @@ from tests.mutants.hunt import Hunt
 from tests.mutants.mutant import GROUNDS, Mutant, chosen, source
 from tests.mutants.operators import functions_of, mutations
 from tests.mutants.record import BROKEN, KILLED, SURVIVED, TRITON, Ledger
+from tests.mutants.truths import Memory
 from tests.properties import tier
 from verify.cell.process import ROOT
+from verify.judging.truth import Clock
 from verify.report.mutation_scores import SCORES
+from verify.tolerance.backward import OwnForward
 
 MUTANTS = {mutant.id: mutant for mutant in chosen()}
 ENTRIES = TRITON.load()
@@ -109,6 +115,34 @@ def test_enough_mutants_count_and_every_survivor_has_its_reason() -> None:
     assert set(TRITON.reasons()) == survivors
 
 
+def test_a_truth_is_computed_once_for_the_same_inputs_and_declarations() -> None:
+    asked = []
+    memory = Memory(lambda *given, **named: asked.append(given) or len(asked))
+    q = torch.arange(2000.0).to(torch.float16)
+    other = q.clone()
+    other[1000] = 0  # which the text of a long tensor leaves out
+    for clock in (Clock(), Clock({"run": 1.0})):
+        assert memory(q, ["declared"], clock) == 1
+    assert memory(other, ["declared"], Clock()) == 2
+    assert memory(q, ["else"], Clock()) == 3
+    assert memory(q.view(torch.bfloat16), ["declared"], Clock()) == 4
+    assert memory(q, ["declared"], Clock(), rows=other) == 5
+    assert memory(q.view(2, 1000), ["declared"], Clock()) == 6
+    assert memory(q, ["declared"], Clock()) == 1
+    assert memory(OwnForward(q, q), Clock()) == 7
+    assert memory(OwnForward(q, other), Clock()) == 8
+
+
+def test_a_mutant_is_judged_by_the_variant_that_reaches_its_line() -> None:
+    found = {m.variant for m in MUTANTS.values() if m.edited == BACKWARD_KERNELS}
+    assert found == {f"triton-flash-backward{of}" for of in ("", "-atomic", "-prescaled")}
+    text = source(BACKWARD_KERNELS)
+    for mutant in MUTANTS.values():
+        if mutant.variant.endswith("-atomic"):
+            lines = text.splitlines()[: mutant.mutation.line]
+            assert any("dq_sums is not None" in line for line in lines[-15:])
+
+
 def spread() -> list[Mutant]:
     """Kills of every file, those of the cheapest questions first, and of every operator."""
     found: dict[object, Mutant] = {}
@@ -138,6 +172,7 @@ def test_the_command_hunts_and_writes(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(module, "TRITON", ledger)
     monkeypatch.setattr(document, "PATH", tmp_path / "mutation.md")
     monkeypatch.setattr(scores, "PATH", tmp_path / "mutation_scores.py")
+    monkeypatch.setattr(scores, "sources", lambda: defaultdict(str))
     monkeypatch.setattr(sys, "argv", ["tests.mutants", cheapest.id])
     runpy.run_path(str(ROOT / "tests/mutants/__main__.py"), run_name="__main__")
     assert {id_: entry.how for id_, entry in ledger.load().items()} == {cheapest.id: KILLED}

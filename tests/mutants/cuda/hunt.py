@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing
+import re
 import resource
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -39,7 +41,7 @@ from tests.harness.ptx_host import (
     run,
     written,
 )
-from tests.mutants.cuda.mutant import BUILDS, CudaMutant
+from tests.mutants.cuda.mutant import BUILDS, CudaMutant, chosen
 from tests.mutants.mutant import source
 from tests.mutants.record import BROKEN, KILLED, SAME, SURVIVED, Entry
 from tests.mutants.truths import Memory
@@ -128,6 +130,14 @@ class CudaHunt:
     ) -> None:
         self._open.close()
 
+    def learn(self, entries: Mapping[str, Entry]) -> None:
+        """Count the convictions of an earlier hunt."""
+        for mutant in chosen():
+            entry = entries.get(mutant.id)
+            if entry is not None and entry.how == KILLED:
+                build = Question.parse(entry.by.partition(":")[2]).build
+                self.convicting.setdefault(mutant.edited, Counter())[build] += 1
+
     def __call__(self, mutant: CudaMutant) -> Entry:
         """Ask one build after the other until one is convicted.
 
@@ -192,7 +202,7 @@ class CudaHunt:
         try:
             outputs = run(build.variant, question.problem, config, spoiled=question.spoiled)
         except AssertionError as error:
-            return f"run, {str(error).splitlines()[0]}" if str(error) else "written outside"
+            return str(error).splitlines()[0] if str(error) else "written outside"
         return convict(build.variant, question.problem, config, *outputs)
 
     def answer(self, library: Path, every: list[Question]) -> tuple[int, str] | None:
@@ -222,11 +232,15 @@ class CudaHunt:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for n, question in enumerate(every):
             said = self.verdict(library, question)
-            short = None if said is None else said.split(":")[0]
             over = said is not None or n == len(every) - 1
-            answers.send((n, short, over))
+            answers.send((n, None if said is None else short(said), over))
             if over:
                 return
+
+
+def short(said: str) -> str:
+    """A verdict without its numbers."""
+    return re.split(r":| \(", said)[0]
 
 
 def words(build: Choice) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from tests.mutants.operators import SLIGHT, Mutation
 
@@ -40,7 +41,7 @@ def code_of(text: str) -> str:
 def mutations(text: str) -> list[Mutation]:
     """All mutations of a source, in the order of the text; none twice."""
     code = code_of(text)
-    regions = _functions(code)
+    regions = _functions(text)
     seen: dict[tuple[int, int, str], Mutation] = {}
     for operator in OPERATORS:
         for kind, start, end, after in operator(code):
@@ -55,10 +56,10 @@ def mutations(text: str) -> list[Mutation]:
 
 def region_of(text: str, made: Mutation) -> Region:
     """Where a mutation is made: the innermost function, or its line."""
-    return region_at(text, _functions(code_of(text)), made.start)
+    return region_at(text, _functions(text), made.start)
 
 
-def region_at(text: str, functions: list[Region], place: int) -> Region:
+def region_at(text: str, functions: tuple[Region, ...], place: int) -> Region:
     """The innermost of these functions around a place; a line, where it lies in none."""
     around = [each for each in functions if each.start <= place < each.end]
     if around:
@@ -69,13 +70,15 @@ def region_at(text: str, functions: list[Region], place: int) -> Region:
     return Region(word[0] if word else "declaration", begin, end)
 
 
-def _functions(code: str) -> list[Region]:
+@cache
+def _functions(text: str) -> tuple[Region, ...]:
     """The functions of a source, their headers included."""
+    code = code_of(text)
     found = []
     for header in _FUNCTION.finditer(code):
         end = _closing(code, header.end() - 1)
         found.append(Region(header[1], header.start(), end))
-    return found
+    return tuple(found)
 
 
 def _closing(code: str, opening: int) -> int:
@@ -144,7 +147,8 @@ def _order(code: str) -> Iterator[_Proposal]:
     for found in re.finditer(
         r"(?<!min)(?<!max)(?<!maxf)(?<!minf)(?<=\w)\(([^(),;{}]+), ([^(),;{}]+)(?=[,)])", code
     ):
-        yield "order", *found.span(), f"({found[2]}, {found[1]}"
+        if not re.match(r"(?:const|unsigned|int|float|u32)\b", found[1]):
+            yield "order", *found.span(), f"({found[2]}, {found[1]}"
 
 
 def _constant(code: str) -> Iterator[_Proposal]:
@@ -186,7 +190,8 @@ def _statement(code: str) -> Iterator[_Proposal]:
             continue
         yield _about(found[1], "statement"), *found.span(1), ";"
     for found in re.finditer(
-        r"(?m)^ +((?!return|__sync|ptx::cp_async)[\w:.]+(?:<[^;]*>)?\([^;{}]*\);)$", code
+        r"(?m)^ +((?!return|__sync|static_assert|ptx::cp_async)[\w:.]+(?:<[^;]*>)?\([^;{}]*\);)$",
+        code,
     ):
         yield "statement", *found.span(1), ";"
 
