@@ -310,7 +310,7 @@ class Trial:
     def truth(self) -> Truth:
         """Reference and bounds of the declared arithmetic, and with `with_best` also the best
         bounds; without the interval of O, unless `known_truth` was read before."""
-        return self._truth(self.arithmetic.unordered)
+        return self._truth(self.arithmetic.without_interval)
 
     @cached_property
     def known_truth(self) -> Truth:
@@ -347,7 +347,7 @@ class Trial:
 
     def truth_at(self, rows: Tensor) -> Truth:
         """The `truth` of some rows alone, in that order; rows: int64 positions in seqlen_q."""
-        arithmetic = self.arithmetic.unordered
+        arithmetic = self.arithmetic.without_interval
         return compute_truth(self.problem, self.expanded, [arithmetic], self.clock, rows)
 
     @cached_property

@@ -28,7 +28,6 @@ factor (factors_by_head), and O is rounded once, after a known factor at most (k
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -131,7 +130,7 @@ def _bounds(trial: Trial, want: Tensor, logs: Tensor) -> tuple[Tensor, Tensor, T
         truth = exact_probabilities(trial) if ones else trial.truth
         return stored(want, p.scaled_output), truth.out_bound, truth.lse_bound
     if not isinstance(exact.values, ExactUnit) or a.merged:
-        exact = replace(exact, key_order="any")
+        exact = exact.without_interval
         truth = compute_truth(p, trial.expanded, [exact], trial.clock)
         return stored(want, p.scaled_output), truth.out_bound, truth.lse_bound
     limit = _lse_error(logs + a.offset)

@@ -195,7 +195,7 @@ def _truth(trial: Trial) -> Truth:
         a = of_one_key(resolve(declared, trial.config, p, trial.arch))
         if not a.prescaled and _exact_products(p, a.scores):
             a = replace(a, scores=exact_unit(a.scores), operand_roundings=0.0, in_order=False)
-        a = replace(a, key_order="any")  # no interval is asked for
+        a = a.without_interval
         trial.notes["gather"] = compute_truth(p, trial.expanded, [a], trial.clock)
     found = trial.notes["gather"]
     assert isinstance(found, Truth)

@@ -47,7 +47,7 @@ def rescaled(problem: Problem, support: Support) -> Problem:
 
 def _exact_scores(trial: Trial) -> ForwardArithmetic:
     """Return the declared arithmetic with an exact Q K^T."""
-    arithmetic = trial.arithmetic.unordered
+    arithmetic = trial.arithmetic.without_interval
     return replace(
         arithmetic,
         scores=exact_unit(arithmetic.scores),

@@ -48,7 +48,7 @@ def truths(trials: list[Trial]) -> list[Truth]:
     whole = compute_truth(
         p.but(head_dim_v=width * len(trials)),
         (q, k, columns),
-        [one.arithmetic.unordered],
+        [one.arithmetic.without_interval],
         one.clock,
     )
     outs, bounds = (

@@ -126,16 +126,17 @@ class ForwardArithmetic:
     # all of its weight.
     ones: bool = False
     one_key: bool = False
+    interval: bool = True  # whether the interval of O is asked for, where it is known
 
     @property
     def ordered(self) -> bool:
         """Whether O is judged by what it must be before its last rounding, too."""
-        return self.key_order != "any" and self.output.itemsize > 1
+        return self.interval and self.key_order != "any" and self.output.itemsize > 1
 
     @property
-    def unordered(self) -> ForwardArithmetic:
+    def without_interval(self) -> ForwardArithmetic:
         """The same bounds without the interval of O, which only an order of keys gives."""
-        return replace(self, key_order="any") if self.ordered else self
+        return replace(self, interval=False) if self.ordered else self
 
     @property
     def knows_p(self) -> bool:

@@ -158,3 +158,12 @@ def test_merged_parts_gain_nothing() -> None:
     kernel = ASCENDING.but(style="split", split_keys=True)
     problem = Problem.parse("sq=3,skv=64,d=16,dtype=float16")
     assert truth_of(problem, kernel.numerics, kernel.arch).lse_reach is None
+
+
+def test_rows_that_see_keys_from_the_middle_of_a_block_on() -> None:
+    """Maxima are those of whole blocks, also where P is not rounded."""
+    for dtype in ("float32", "float16"):
+        problem = Problem.parse(f"sq=5,skv=203,d=16,dtype={dtype},mask=window.150.0,seed=3")
+        truth = truth_of(problem, ASCENDING.numerics, ASCENDING.arch)
+        assert truth.lse_reach is not None
+        assert bool((truth.lse_reach < truth.lse_bound).all())

@@ -65,7 +65,7 @@ def exact_probabilities(trial: Trial) -> Truth:
 def bounded(trial: Trial, **changes: Any) -> Truth:
     """Return the truth with the bounds of the declared arithmetic after `changes` of fields of
     `ForwardArithmetic`."""
-    return trial.truth_of(replace(trial.arithmetic.unordered, **changes))
+    return trial.truth_of(replace(trial.arithmetic.without_interval, **changes))
 
 
 def excess(trial: Trial, where: Tensor, truth: Truth | None = None, *, lse: bool = False) -> float:
