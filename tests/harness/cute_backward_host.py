@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,12 +103,19 @@ class Program:
         return Problem.parse(f"{text},d={self.chosen.head_dim},dtype={self.chosen.dtype}")
 
     def run(
-        self, problem: Problem, saved: Saved, *, backwards: bool = False, late: bool = False
+        self,
+        problem: Problem,
+        saved: Saved,
+        *,
+        backwards: bool = False,
+        late: bool = False,
+        given: Mapping[str, Tensor] | None = None,
     ) -> Ran:
         """Raises RuntimeError where the threads of a block part, addresses are bad, or anything but
-        the gradients is written."""
-        given = tensors(problem)  # expanded in their layouts
-        inputs = {name: placed(getattr(given, name), problem, name) for name in ("q", "k", "v")}
+        the gradients is written.  given: q, k, v and dout, by default the problem's."""
+        if given is None:  # q, k and v expanded in their layouts
+            given = tensors(problem).named | {"dout": Inputs.of(problem).dout}
+        inputs = {name: placed(given[name], problem, name) for name in ("q", "k", "v")}
         args = AttentionArgs(
             **inputs,
             mask=problem.mask,
@@ -116,7 +123,7 @@ class Program:
             score_mod=None,
             config=self.chosen.config,
         )
-        dout = placed(Inputs.of(problem).dout, problem, "dout")
+        dout = placed(given["dout"], problem, "dout")
         results = {f"d{name}": empty_like(problem, name) for name in "qkv"}
         walks = self.chosen.walks
         workspace = {

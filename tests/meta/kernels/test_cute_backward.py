@@ -23,11 +23,14 @@ from tests.harness.cute_backward_host import (
     Program,
     compiled,
 )
+from tests.harness.cute_backward_trial import HostTrial
 from tests.harness.cute_host import has_headers, has_host, library_of_all
 from tests.planted import copies
 from tests.properties.tier import thorough
 from verify.cuda.compile import CompileError, compilable
 from verify.cuda.edits import edited, texts_of
+from verify.judging.poisoning import gradient_poisoning
+from verify.oracles import poison
 from verify.problem import Problem
 from verify.problem.inputs import dout as upstream
 from verify.problem.inputs import tensors
@@ -284,6 +287,16 @@ class TestOnTheHost:
     def test_it_stays_inside_its_bounds(self, program: Program, shape: str) -> None:
         orders = ORDERS if program.name in NARROW else (ORDERS[0], ORDERS[-1])
         assert max(program.verdict(program.asked(shape), orders)) <= 1
+
+    @pytest.mark.parametrize(
+        "shape", [SHAPES[2], SHAPES[11], "b=2,sq=70,skv=90,mask=lengths.40_0.30_50"]
+    )
+    def test_huge_numbers_at_hidden_places_change_no_gradient(
+        self, program: Program, shape: str
+    ) -> None:
+        trial = HostTrial.of(program, shape)
+        assert gradient_poisoning(trial).count > 0
+        assert poison.judge_backward(trial).finding is None
 
     def test_shared_memory_has_no_bank_conflicts(self, program: Program) -> None:
         problem = program.problem("sq=130,skv=130")
