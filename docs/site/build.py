@@ -44,6 +44,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "docs/sanitizers.md",
             "docs/benchmarks.md",
             "docs/scale.md",
+            "docs/performance.md",
             "docs/probes.md",
             "docs/security.md",
             "docs/report-schema.md",
