@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.harness.fake_trials import PLAIN
 from tests.harness.judge_devices import apart, of_backward, of_forward, problems
 from verify.judging import truth
 from verify.machine import settings
 from verify.machine.settings import JUDGE_DEVICE, SettingError
+from verify.problem.inputs import dequantised, tensors
 from verify.tolerance import backward, forward
+from verify.variant import Config
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -96,3 +99,20 @@ def test_two_devices_are_apart_where_one_of_them_errs() -> None:
             assert apart(mine, mine | {name: (value + bound / 2, bound)}).values > 0.4
             assert apart(mine, mine | {name: (value, bound * 1.001)}).bounds > 5e-4
             assert apart(mine, mine | {name: (value, bound * torch.inf)}).infinite
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_order_of_the_references_sums_is_nothing_beside_a_bound(dtype: str) -> None:
+    """A GPU adds in another order than a CPU, and so does a CPU whose keys come the other way."""
+    problem = PLAIN.but(dtype=dtype, seqlen_q=40, seqlen_kv=130, head_dim=64)
+    given = dequantised(problem, tensors(problem))
+    arithmetic = forward.resolve(forward.BEST, Config(), problem, "sm_90")
+    made = []
+    for q, k, v in (given, (given[0].flip(-1), given[1].flip(-1, -2), given[2].flip(-2))):
+        found = truth.compute_truth(problem, (q, k, v), [arithmetic])
+        made.append({"out": (found.out, found.out_bound), "lse": (found.lse, found.lse_bound)})
+    assert made[0]["out"][0].ne(made[1]["out"][0]).any()
+    found = apart(*made)
+    assert found.values < 1e-6
+    assert found.bounds < 1e-9
+    assert not found.infinite
