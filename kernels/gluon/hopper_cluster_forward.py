@@ -317,11 +317,18 @@ _BUILDS = (
     (2, "float16", 256, "full"),
 )
 
-# Bytes per thread, with Triton 3.7: S of two blocks and O are held at the same time.
-_SPILL_BUDGETS = {
+# Bytes per thread: S of two blocks and O are held at the same time.
+_SPILL_BUDGETS = {  # with Triton 3.7
     "m128n128w8s2-ctas_2, float16, d 256, window": 1430,
     "m64n64w4s3-ctas_2, float16, d 256, full": 288,
 }
+if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8):
+    _SPILL_BUDGETS = {
+        "m128n128w8s2-ctas_2, float16, d 128, full": 88,
+        "m128n128w8s2-ctas_2, float16, d 256, window": 1592,
+        "m128n64w8s2-ctas_2, bfloat16, d 256, causal": 136,
+        "m64n64w4s3-ctas_2, float16, d 256, full": 356,
+    }
 
 
 def _compile(config: Config, dtype: str, head_dim: int, kind: str, arch: str) -> Binary:

@@ -173,3 +173,20 @@ def test_a_launch_with_a_seed_has_more_shared_memory(monkeypatch: pytest.MonkeyP
     assert made.given(given)[5] == (4, 1, small + 7)
     assert made.given(given)[:5] + made.given(given)[6:] == given[:5] + given[6:]
     assert triton_delays._KEY in made.stages()[0]  # type: ignore[index]
+
+
+def test_launches_of_kernels_with_delays_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    seen: list[tuple[int, ...]] = []
+    monkeypatch.setattr(CudaLauncher, "__init__", lambda self, source, metadata: None)
+    monkeypatch.setattr(CudaLauncher, "__call__", lambda self, *given: seen.append(given[5]))
+    made = TritonDelays(lambda shared: 1024)
+    made._delayed.add("with")
+    with triton.knobs.runtime.scope(), triton.knobs.compilation.scope():
+        made.install()
+        for build in ("with", "without", "with"):
+            launcher = CudaLauncher(None, SimpleNamespace(hash=build))
+            launcher(1, 1, 1, 0, 0, (4, 1, 100), None, None, None)
+    assert made.launches == 2
+    assert seen == [(4, 1, 1124)] * 3
