@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.triton import flash_forward
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.fake_trials import OK, convicted, trial_of
 from tests.log_sum_sweep import SHAPES, judged, kernels
@@ -20,9 +21,11 @@ from tests.meta.tolerance.test_tolerance import truth_of
 from verify.judging.known_forward import base2_reach, judge_lse, natural_reach
 from verify.judging.launch import Launch
 from verify.judging.trial import Trial
+from verify.judging.truth import compute_truth
 from verify.oracles import bound
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
+from verify.problem.inputs import dequantised, tensors
 from verify.tolerance.arithmetic import U
 from verify.tolerance.forward_maxima import rescaling_blocks
 from verify.tolerance.resolution import resolve
@@ -160,10 +163,14 @@ def test_merged_parts_gain_nothing() -> None:
     assert truth_of(problem, kernel.numerics, kernel.arch).lse_reach is None
 
 
-def test_rows_that_see_keys_from_the_middle_of_a_block_on() -> None:
-    """Maxima are those of whole blocks, also where P is not rounded."""
-    for dtype in ("float32", "float16"):
-        problem = Problem.parse(f"sq=5,skv=203,d=16,dtype={dtype},mask=window.150.0,seed=3")
-        truth = truth_of(problem, ASCENDING.numerics, ASCENDING.arch)
-        assert truth.lse_reach is not None
-        assert bool((truth.lse_reach < truth.lse_bound).all())
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rows_that_see_keys_from_the_middle_of_a_block_on(dtype: str) -> None:
+    """Maxima are those of whole blocks, also where no interval of O is asked for."""
+    problem = Problem.parse(f"sq=5,skv=603,d=16,dtype={dtype},mask=window.450.0,seed=3")
+    config = flash_forward.VARIANT.configs[0]
+    arithmetic = resolve(flash_forward.VARIANT.numerics, config, problem, "sm_90a")
+    assert arithmetic.rescales_by_one
+    inputs = dequantised(problem, tensors(problem))
+    truth = compute_truth(problem, inputs, [arithmetic.without_interval])
+    assert truth.lse_reach is not None
+    assert bool((truth.lse_reach < truth.lse_bound).all())
