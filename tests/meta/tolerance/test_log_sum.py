@@ -166,7 +166,7 @@ def test_merged_parts_gain_nothing() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_rows_that_see_keys_from_the_middle_of_a_block_on(dtype: str) -> None:
     """Maxima are those of whole blocks, also where no interval of O is asked for."""
-    problem = Problem.parse(f"sq=5,skv=603,d=16,dtype={dtype},mask=window.450.0,seed=3")
+    problem = Problem.parse(f"sq=400,skv=1603,d=16,dtype={dtype},mask=window.450.0,seed=3")
     config = flash_forward.VARIANT.configs[0]
     arithmetic = resolve(flash_forward.VARIANT.numerics, config, problem, "sm_90a")
     assert arithmetic.rescales_by_one
