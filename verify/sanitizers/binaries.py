@@ -74,6 +74,11 @@ class _Listener:
         options = {
             name: metadata[name] for name in known if name in metadata and name not in _NOT_OPTIONS
         }
+        # What was read from Triton's cache has lists for tuples, which its options are hashed with.
+        options = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in options.items()
+        }
         options |= {"instrumentation_mode": ""}
         with knobs.compilation.scope():
             knobs.compilation.instrumentation_mode = ""  # up to 3.7 the compiler reads it there

@@ -83,7 +83,7 @@ WRAPS = {
 VARIANTS = {TRITON_FORWARD: "triton-flash-forward", TRITON_BACKWARD: "triton-flash-backward"}
 
 
-@pytest.mark.parametrize("name", tier.for_ci(WRAPS))
+@pytest.mark.parametrize("name", tier.for_ci(WRAPS, keep=0))
 def test_an_index_that_wraps_at_thousands_is_convicted_without_a_gpu(
     name: str, stand: Stand
 ) -> None:
