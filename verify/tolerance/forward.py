@@ -93,7 +93,8 @@ def bound(
         found = replace(found, interval=span)
     if arithmetic.log2_sum:
         found = replace(found, lse_reach=torch.empty_like(block.lse))
-    for heads, rows, keys in _parts(block, full, arithmetic.block_n if arithmetic.knows_p else 1):
+    size = arithmetic.block_n if arithmetic.key_order != "any" else 1
+    for heads, rows, keys in _parts(block, full, size):
         part = _cut(block, heads, rows, keys)
         ahead = None if above is None else above[heads, rows]
         made = _bound(part, values.cut(heads, keys), arithmetic, problem, full, room, ahead)
@@ -375,7 +376,7 @@ def _lse_bound(block: RowBlock, a: ForwardArithmetic, problem: Problem, w: Weigh
     apart = U * log_sum * (a.probability_scale != 1)  # log2 l - log2 s
     reach = summed + apart + LOG_ERROR * log_sum.clamp(min=_LN_2)
     last = U * LOG2_ROUNDINGS * (lse + reach)
-    return _LogSum(torch.minimum(found, reach + last), reach)
+    return _LogSum(torch.fmin(found, reach + last), reach)
 
 
 def _unchanged(block: RowBlock, a: ForwardArithmetic, problem: Problem, w: Weights) -> Tensor:
