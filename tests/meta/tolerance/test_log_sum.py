@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests import log_sum_sweep
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.fake_trials import OK, convicted, trial_of
 from tests.log_sum_sweep import SHAPES, judged, kernels
@@ -183,3 +184,15 @@ def test_merged_parts_gain_nothing() -> None:
     kernel = ASCENDING.but(style="split", split_keys=True)
     problem = Problem.parse("sq=3,skv=64,d=16,dtype=float16")
     assert truth_of(problem, kernel.numerics, kernel.arch).lse_reach is None
+
+
+def test_the_sweep_refuses_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--rows", "100", "--climb", "1", "--only", "ascending, in order, sm_80, up"]
+    assert log_sum_sweep.main(words) == 0
+    assert "0 problems refused" in capsys.readouterr().out
+    wrong = ASCENDING.but(fault="drops the last key", name=words[-1], dtypes=("float16",))
+    monkeypatch.setattr(log_sum_sweep, "kernels", lambda: (wrong,))
+    assert log_sum_sweep.main(words) == 1
+    assert "REFUSED" in capsys.readouterr().out
