@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,9 +28,11 @@ from verify.statistics.rows import (
     summary,
     unsuited,
 )
-from verify.tolerance.arithmetic import ForwardArithmetic, U
+from verify.tolerance.arithmetic import ForwardArithmetic, U, relative
+from verify.tolerance.forward_maxima import rescaling_blocks
 from verify.tolerance.resolution import resolve
 from verify.tolerance.score_mods import mod_errors
+from verify.tolerance.weights import product_error
 
 _KEYS = 8  # visible ones
 _EFFECTIVE = 4.0  # 1 / sum P^2
@@ -129,7 +132,7 @@ def predictions(
         suited = _suited(block, arithmetic, weights)
         own_out, own_lse = (
             _out(problem, block, arithmetic, weights, suited),
-            _lse(block, arithmetic, weights, suited),
+            _lse(problem, block, arithmetic, weights, suited, walk),
         )
         found.append((block.index, own_out, own_lse))
     shape = (problem.batch * problem.heads_q, len(rows))
@@ -235,20 +238,69 @@ def _out(
     return Prediction(sigma, allowance, known + least, least / (known + least), suited, walk > 0)
 
 
-def _lse(block: RowBlock, a: ForwardArithmetic, w: _Weights, suited: Tensor) -> Prediction:
+def _lse(
+    problem: Problem,
+    block: RowBlock,
+    a: ForwardArithmetic,
+    w: _Weights,
+    suited: Tensor,
+    walk: Tensor,
+) -> Prediction:
     """No rounding of P enters the row sum: but for a prescale and narrow scores, everything is of
-    the size of fp32's."""
+    the size of fp32's.
+
+    The allowance is only what can have one sign in every row: truncation, the errors of functions,
+    and factors that are rounded once for all.  walk: as in `_weights`.
+    """
     p = block.probabilities
     keys = block.visible.sum(-1, keepdim=True, dtype=torch.float64)
     lse, top = (x.abs().nan_to_num(posinf=0.0)[..., None] for x in (block.lse, block.row_max))
     log = torch.log(block.row_sum.clamp(min=1.0))[..., None] + a.offset
+    scaled = block.scaled.masked_fill(~block.visible, 0.0)
+    size = scaled.abs()
+    mod = mod_errors(problem, a)
+    rounded = 4 + (mod.count("score") + mod.count("result") if mod else 0)
+    cut = drift(a.scores, problem.head_dim) * (size.square() + walk.square()).sqrt_()
     last = (half_place(lse, dtype_named("float32")) * UNIFORM).square()
     variance = (p * w.operands.square()).sum(-1, keepdim=True)
-    variance += (p.square() * (w.scores.square() + w.sums.square())).sum(-1, keepdim=True)
-    variance += (U * UNIFORM) ** 2 * (
-        keys + a.blocks + 4 * (top.square() + lse.square() + log.square())
+    variance += (p.square() * (w.scores.square() + w.sums.square() + cut.square())).sum(
+        -1, keepdim=True
     )
-    allowance = (p * w.common).sum(-1, keepdim=True) + LOG_ERROR * (1 + log)
+    each = (p * (size + top + a.offset)).square().sum(-1, keepdim=True)
+    variance += (U * UNIFORM) ** 2 * (
+        rounded**2 * each + keys + a.blocks + 4 * (top.square() + lse.square() + log.square())
+    )
+    allowance = (p * cut).sum(-1, keepdim=True)
+    allowance += _factors(a, (p * (size if mod else scaled)).sum(-1, keepdim=True), lse, top)
+    if mod:
+        scores = block.scores.abs().masked_fill(~block.visible, 0.0)
+        allowance += a.function * (p * scores).sum(-1, keepdim=True)
+    allowance += _functions(problem, block, a, log)
     return Prediction(
         variance.sqrt(), allowance, last, torch.zeros_like(last), suited, lse.isfinite()
     )
+
+
+def _factors(a: ForwardArithmetic, mean: Tensor, lse: Tensor, top: Tensor) -> Tensor:
+    """What constants that are rounded once may move every LSE by: the factor of the scores, whose
+    mean under P is given, those of a change of base, and another factor of the maximum."""
+    factor = U * a.scale_roundings * mean.abs()
+    if a.log2_sum:
+        return factor + 0.05 * U * lse  # that of ln 2
+    return factor + U * ((1 + a.merged) * lse + (1 + a.scale_roundings) * top)
+
+
+def _functions(
+    problem: Problem, block: RowBlock, a: ForwardArithmetic, log: Tensor
+) -> Tensor | float:
+    """The largest errors of exponentials and logarithms, which may have one sign everywhere."""
+    key, rescale = (-math.log1p(-f.error) for f in (a.exponential, a.rescale))
+    changes: Tensor | float = float(a.blocks)
+    plain = problem.score_mod is None and a.score_format is None and not a.merged
+    if a.rescales_by_one and plain:
+        error = product_error(a, problem) * block.magnitude.amax(-1, keepdim=True)
+        error += relative(a.scale_roundings + 1, U) * block.row_max.abs()[..., None]
+        found = rescaling_blocks(block, a, problem, error.nan_to_num(posinf=0.0))
+        changes = changes if found is None else found
+    logarithm = LOG_ERROR * (log.clamp(min=math.log(2)) if a.log2_sum else 1 + log)
+    return key + (changes - 1 + a.merged) * rescale + (1 + a.merged) * logarithm

@@ -96,8 +96,8 @@ def bound(
         found = replace(found, interval=span)
     if arithmetic.log2_sum:
         found = replace(found, lse_reach=torch.empty_like(block.lse))
-    blocks = arithmetic.knows_p or arithmetic.rescales_by_one  # whose maxima are computed
-    for heads, rows, keys in _parts(block, full, arithmetic.block_n if blocks else 1):
+    size = arithmetic.block_n if arithmetic.key_order != "any" else 1
+    for heads, rows, keys in _parts(block, full, size):
         part = _cut(block, heads, rows, keys)
         ahead = None if above is None else above[heads, rows]
         of_others = ahead, steps

@@ -76,7 +76,7 @@ def log_sum_of(block: RowBlock, a: ForwardArithmetic, problem: Problem, w: Weigh
     apart = U * log_sum * (a.probability_scale != 1)  # log2 l - log2 s
     reach = summed + apart + LOG_ERROR * log_sum.clamp(min=_LN_2)
     last = U * LOG2_ROUNDINGS * (lse + reach)
-    return LogSum(torch.minimum(found, reach + last), reach)
+    return LogSum(torch.fmin(found, reach + last), reach)
 
 
 def _unchanged(block: RowBlock, a: ForwardArithmetic, problem: Problem, w: Weights) -> Tensor:

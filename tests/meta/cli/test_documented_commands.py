@@ -167,6 +167,12 @@ RUNS = {
     "tests.known_roundings_sweep": of(
         "test_known_forward", "test_the_sweep_refuses_what_is_wrong", "known_roundings_sweep.main("
     ),
+    "tests.exact_sums_sweep": of(
+        "test_oracles_exact_sums", "test_the_sweep_refuses_what_is_wrong", "exact_sums_sweep.main("
+    ),
+    "tests.log_sum_sweep": of(
+        "test_log_sum", "test_the_sweep_refuses_what_is_wrong", "log_sum_sweep.main("
+    ),
     "tests.faults": of(HERE, "test_faults_are_searched_for", '"tests/faults/__main__.py"'),
     "tests.mutants": of(
         "test_mutants", "test_the_command_hunts_and_writes", '"tests/mutants/__main__.py"'

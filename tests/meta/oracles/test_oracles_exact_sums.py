@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal
+from tests import exact_sums_sweep
 from tests.exact_sums_sweep import arithmetics, sharper, trials
 from tests.harness.declared import flat_numerics
 from tests.harness.emulation import Kernel
@@ -181,3 +182,16 @@ def test_a_gathered_row_in_fp32_is_that_row_to_the_last_bits() -> None:
     finding = convicted(gather.judge(tried(case, larger)), "no other key has any weight")
     assert finding.where == "out[b=0, h=1, q=3, d=2]"
     assert acquitted(gather.judge(tried(case)))
+
+
+def test_the_sweep_refuses_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--elements", "500", "--only", "online, exp2f"]
+    assert exact_sums_sweep.main(words) == 0
+    assert "0 cases refused" in capsys.readouterr().out
+    wrong = next(one for one in arithmetics() if one.name == "online, exp2f")
+    wrong = wrong.but(fault="drops the last key", dtypes=("float16",))
+    monkeypatch.setattr(exact_sums_sweep, "arithmetics", lambda: (wrong,))
+    assert exact_sums_sweep.main(words) == 1
+    assert "REFUSED" in capsys.readouterr().out

@@ -179,7 +179,7 @@ TERMS = {
         lambda w, block: replace(
             w, moved=torch.zeros_like(w.moved), total=torch.ones_like(w.total)
         ),
-        ("cubic exp2, other rescales", "sq=5,skv=3,d=16", "outliers", 3),
+        ("CPU, fexp_u20", "sq=5,skv=3,d=16", "v_mean", 0),
     ),
     "the error of p~": (
         lambda w, block: replace(w, upper=block.probabilities.clone()),

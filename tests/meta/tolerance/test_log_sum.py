@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.triton import flash_forward
+from tests import log_sum_sweep
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.fake_trials import OK, convicted, trial_of
 from tests.log_sum_sweep import SHAPES, judged, kernels
@@ -157,6 +158,31 @@ def test_blocks_that_can_change_the_maximum_are_counted() -> None:
             assert found.flatten().tolist() == [expected] * 3
 
 
+@pytest.mark.parametrize("order", ["ascending", "whole_first", "any"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_problem_that_is_judged_in_parts_has_the_same_bound(
+    order: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts begin with a block of keys, not with the first key that they see."""
+    problem = Problem.parse(f"hq=2,sq=70,skv=90,d=16,dtype={dtype},mask=window.20.3,seed=1")
+    numerics = ASCENDING.but(key_order=order, block_n=16).numerics
+    whole = truth_of(problem, numerics, "sm_90")
+    monkeypatch.setattr("verify.tolerance.forward._PART", 300)
+    parts = truth_of(problem, numerics, "sm_90")
+    assert whole.lse_reach is not None
+    assert parts.lse_reach is not None
+    assert torch.allclose(whole.lse_bound, parts.lse_bound, rtol=1e-6, atol=0)
+    assert torch.allclose(whole.lse_reach, parts.lse_reach, rtol=1e-6, atol=0)
+
+
+def test_scores_that_may_overflow_have_no_bound_and_no_nan() -> None:
+    problem = Problem.parse("sq=20,skv=40,d=16,dtype=bfloat16,scale=1e37,seed=1")
+    truth = truth_of(problem, ASCENDING.numerics, "sm_90")
+    assert truth.lse_reach is not None
+    assert not bool(truth.lse_bound.isnan().any() | truth.lse_reach.isnan().any())
+    assert bool((truth.lse_bound.isfinite() >= truth.lse_reach.isfinite()).all())
+
+
 def test_merged_parts_gain_nothing() -> None:
     kernel = ASCENDING.but(style="split", split_keys=True)
     problem = Problem.parse("sq=3,skv=64,d=16,dtype=float16")
@@ -174,3 +200,15 @@ def test_rows_that_see_keys_from_the_middle_of_a_block_on(dtype: str) -> None:
     truth = compute_truth(problem, inputs, [arithmetic.without_interval])
     assert truth.lse_reach is not None
     assert bool((truth.lse_reach < truth.lse_bound).all())
+
+
+def test_the_sweep_refuses_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--rows", "100", "--climb", "1", "--only", "ascending, in order, sm_80, up"]
+    assert log_sum_sweep.main(words) == 0
+    assert "0 problems refused" in capsys.readouterr().out
+    wrong = ASCENDING.but(fault="drops the last key", name=words[-1], dtypes=("float16",))
+    monkeypatch.setattr(log_sum_sweep, "kernels", lambda: (wrong,))
+    assert log_sum_sweep.main(words) == 1
+    assert "REFUSED" in capsys.readouterr().out
