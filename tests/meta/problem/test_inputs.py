@@ -248,6 +248,17 @@ def test_cast_never_saturates() -> None:
     assert cast(np.array([464.1, 480.0, math.inf]), DTYPES["float8_e4m3fn"]).double().isnan().all()
 
 
+def test_cast_gives_one_nan() -> None:
+    """Positive and quiet, as numpy's is in every format that has infinity."""
+    words = [0x7FF8 << 48, 0xFFF8 << 48, (1 << 64) - 1, (0x7FF << 52) + 1]
+    given = np.array([*words, 0, 1], dtype=np.uint64).view(np.float64)
+    quiet = {"float32": 0x7FC00000, "float16": 0x7E00, "bfloat16": 0x7FC0}
+    quiet |= {"float8_e4m3fn": 0x7F, "float8_e5m2": 0x7E}
+    for name, expected in quiet.items():
+        found = patterns(cast(given, dtype_named(name)))
+        assert found.tolist() == [expected] * 4 + [0, 0]
+
+
 def test_cast_keeps_shape_and_leaves_float64_alone() -> None:
     values = np.linspace(-1, 1, 24).reshape(2, 3, 4)[:, ::-1]
     assert np.array_equal(cast(values, DTYPES["float64"]).numpy(), values)
