@@ -35,6 +35,8 @@ _WORTH_A_GPU = 2e8
 _HELD = 1 << 22
 # Pairs of a query and a key of which a case keeps all that was computed once: 32 bytes each.
 _KEPT = 1 << 20
+# Pairs from which on a reference leaves gigabytes on a GPU, which kernels need.
+_LARGE = 1 << 26
 # Elements of one tensor of scores if rows are chosen: the tensors made from V for each block are
 # then larger than the block.
 _CHOSEN = 1 << 23
@@ -159,7 +161,7 @@ def compute_truth_on(
     made = {name: tensor.cpu() for name, tensor in made.items()}
     if rows is None and arithmetics[0].values.spills:
         made["out_bound"] = spilled(made["out_bound"])
-    if rows is not None and device.type == "cuda":
+    if device.type == "cuda" and p.pairs > _LARGE:
         torch.cuda.empty_cache()  # gigabytes, which other workers on this device need
     viewed: dict[str, Any] = {
         name: tensor.view(p.batch, p.heads_q, *tensor.shape[1:]) for name, tensor in made.items()

@@ -63,9 +63,11 @@ def smaller_in_order(
 
 
 def _operands(block: RowBlock, scale: float) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Q, scaled, and K of each head in fp32, and three tensors like the scores."""
-    queries = (block.queries * scale).float()
-    keys = block.keys_of_heads.float()[block.key_heads]
+    """Q, scaled, and K of each head in fp32, and three tensors like the scores; on a GPU, which
+    could multiply fp32 by tf32, in fp64."""
+    dtype = torch.float64 if block.queries.is_cuda else torch.float32
+    queries = (block.queries * scale).to(dtype)
+    keys = block.keys_of_heads.to(dtype)[block.key_heads]
     room = room_on(queries.device, "partial sums")
     room.clear(queries, *block.scores.shape)
     return queries, keys, (room.take().zero_(), room.take().zero_(), room.take().zero_())
