@@ -16,7 +16,7 @@ PITCHED, ASIDE = Layout("bshd", pitch=8), Layout(pitch=16, offset=8)
 WIDE = {
     "layout_q": Layout("bshd"),
     "layout_k": PITCHED,
-    "layout_v": Layout("sbhd"),
+    "layout_v": Layout("sbhd", pitch=8),  # rows of V lie as far apart as those of no other tensor
     "layout_out": PITCHED,
 }
 SHAPES: dict[str, list[dict[str, Any]]] = {

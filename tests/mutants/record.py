@@ -15,8 +15,9 @@ from tests.mutants.operators import Mutation
 
 KILLED = "killed"
 BROKEN = "broken"  # raises whatever it is asked, as one does that no compiler takes
-SAME = "same"  # every build has the machine code of the right kernel
+SAME = "same"  # every build has the machine code of the right kernel: there is nothing to ask
 SURVIVED = "survived"
+SURVIVORS = (SAME, SURVIVED)
 EQUIVALENT = "equivalent"
 UNSEEN = "unseen"
 
@@ -136,12 +137,12 @@ class Score:
         known, entries = ledger.reasons(), ledger.load()
         hows = [(mutant.id, entries[mutant.id].how) for mutant in mutants if mutant.id in entries]
         counts = Counter(
-            known[id_].what if how == SURVIVED and id_ in known else how for id_, how in hows
+            known[id_].what if how in SURVIVORS and id_ in known else how for id_, how in hows
         )
         return Score(
             counts[KILLED],
-            counts[UNSEEN] + counts[SURVIVED],
-            counts[EQUIVALENT] + counts[SAME],
+            counts[UNSEEN] + counts[SURVIVED] + counts[SAME],
+            counts[EQUIVALENT],
             counts[BROKEN],
         )
 

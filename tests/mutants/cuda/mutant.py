@@ -20,7 +20,8 @@ GROUNDS = {
     "kernels/ptx/policies.cuh": 30,
 }
 # Every line of the headers is compiled by one of these: each tiling, kind of mask and storage, sums
-# in fp32 and in fp16, operands of 8 bits, one slot and several, one row tile and several.
+# in fp32 and in fp16, operands of 8 bits, one slot and several, one row tile and several, rows
+# that are padded and swizzled.
 BUILDS = (
     Choice("split_q", 1, "bfloat16", 96, "band"),
     Choice("split_kv", 0, "bfloat16", 96, "table"),
@@ -34,6 +35,7 @@ BUILDS = (
     Choice("split_q_fp8", 2, "float8_e4m3fn", 32, "table"),
     Choice("split_q_fp8", 0, "float8_e4m3fn", 64, "full"),
     Choice("split_q", 1, "float16", 64, "full", "transposed"),
+    Choice("split_q", 2, "bfloat16", 32, "band", "transposed"),
     Choice("tiling_qk", 1, "bfloat16", 64, "band", "transposed"),
 )
 
