@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -163,7 +164,9 @@ class Machine:
             f"{language}.nvidia": Names(hopper=hopper, blackwell=Names()),
             f"{language}.nvidia.hopper": hopper,
             "triton.language": tl,
-            "triton": Names(jit=jit, language=tl, cdiv=SHARED_NAMES["cdiv"]),
+            "triton": Names(
+                jit=jit, language=tl, cdiv=SHARED_NAMES["cdiv"], __version__=triton.__version__
+            ),
         }
 
 

@@ -68,7 +68,7 @@ def problems(count: int, number: int = 1) -> Iterator[Problem]:
             head_dim=draw.choice((16, 64, 64, 72, 128, 256)),
             dtype=dtype,
             mask=draw.choice((Full(), Causal(), Window(16, 0))),
-            distribution=draw.choice((*SUITED, "below_sentinel", "large_scores")),
+            distribution=draw.choice((*SUITED, "below_sentinel", "large_logits")),
             seed=draw.randint(0, 1 << 30),
         )
 

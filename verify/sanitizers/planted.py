@@ -57,7 +57,8 @@ class PlantedFault:
     tools in `caught_by` are alive.  It is tried under these alone, and if they miss it, delays must
     show it (`verify.sanitizers.skew`).  by_triton: Triton compiles it, so that it is tried under
     its tools and with delays alone; the other faults are not tried under Triton's tools.
-    optional: it is left out where it cannot run.
+    optional: it is left out where it cannot run.  cluster: its CTAs share a tile, and wait for each
+    other at a barrier that ConSan does not know, so that it is tried with delays alone.
     """
 
     variant: str
@@ -72,6 +73,7 @@ class PlantedFault:
     spare: bool = False
     by_triton: bool = False
     optional: bool = False
+    cluster: bool = False
 
     def under(self, sanitizer: Sanitizer) -> PlantedFault:
         """The fault as that sanitizer must treat it."""
@@ -88,7 +90,11 @@ class PlantedFault:
     def tried_under(self, tools: Sequence[str]) -> tuple[str, ...]:
         """Those of the tools that it is tried under.  Delays are for faults that they can show."""
         if self.by_triton:
-            own = INSTRUMENTING if self.spare or self.twin else (*INSTRUMENTING, SKEW)
+            own: tuple[str, ...] = INSTRUMENTING
+            if self.cluster:
+                own = (SKEW,)
+            elif not (self.spare or self.twin):
+                own = (*INSTRUMENTING, SKEW)
             return tuple(tool for tool in tools if tool in own)
         everywhere = not self.spare
         return tuple(
@@ -207,7 +213,7 @@ def _tiny(variant: str, about: str, tool: str = "", *shows: str, unseen: str = "
     )
 
 
-def _gluon(variant: str, about: str, *shows: str) -> PlantedFault:
+def _gluon(variant: str, about: str, *shows: str, cluster: bool = False) -> PlantedFault:
     """A fault of tiny_gluon.py, or without `shows` a twin: for a Triton and a device that have its
     instructions."""
     return PlantedFault(
@@ -215,10 +221,12 @@ def _gluon(variant: str, about: str, *shows: str) -> PlantedFault:
         file=_GLUON,
         about=about,
         twin=not shows,
-        caught_by=(CONSAN,) if shows else (),
+        caught_by=(CONSAN,) if shows and not cluster else (),
         shows=shows,
         by_triton=True,
+        unseen="ConSan does not know the barrier of a cluster" if shows and cluster else "",
         optional=True,
+        cluster=cluster,
     )
 
 
@@ -234,11 +242,14 @@ GLUON: tuple[PlantedFault, ...] = (
         "reads what cp.async copies, and does not wait for the copies",
         "outstanding|pending",
     ),
-    _gluon("planted-gluon-cluster-correct", "the same for two CTAs, which share a tile"),
+    _gluon(
+        "planted-gluon-cluster-correct", "the same for two CTAs, which share a tile", cluster=True
+    ),
     _gluon(
         "planted-gluon-cluster-dropped-wait",
         "reads a tile that is copied into both CTAs without waiting at its mbarrier",
         "outstanding writes",
+        cluster=True,
     ),
 )
 

@@ -128,6 +128,15 @@ def test_a_report_of_a_run_lies_where_its_device_says(
     assert (tmp_path / "pages" / DEVICE["slug"] / "report.html").is_file()
 
 
+def descendants(pid: int) -> set[int]:
+    """A process's children, and theirs."""
+    try:
+        words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return set()
+    return {int(word) for word in words}.union(*(descendants(int(word)) for word in words))
+
+
 def test_a_run_that_is_terminated_ends_its_workers(tmp_path: Path) -> None:
     """`timeout` sends SIGTERM only to `verify run`; its pytest is in another session."""
     kernel = tmp_path / "plain.py"
@@ -139,9 +148,15 @@ def test_a_run_that_is_terminated_ends_its_workers(tmp_path: Path) -> None:
         until = time.monotonic() + 60
         while not list(tmp_path.glob(".verify/runs/*/roster.json")) and time.monotonic() < until:
             time.sleep(0.1)
-        (child,) = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        begun = descendants(run.pid)
+        assert len(begun) > 1
         run.terminate()
         assert run.wait(30) == INFRASTRUCTURE
-        assert not Path(f"/proc/{child}").exists()
+        until = time.monotonic() + 10
+        while (left := [each for each in begun if Path(f"/proc/{each}").exists()]) and (
+            time.monotonic() < until
+        ):
+            time.sleep(0.1)
+        assert not left
     finally:
         run.kill()

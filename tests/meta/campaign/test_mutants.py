@@ -179,6 +179,24 @@ def test_the_command_hunts_and_writes(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "1 of" in (tmp_path / "mutation.md").read_text("utf-8")
 
 
+def test_the_command_takes_the_cuda_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without time to hunt one, so that what is on record is written alone."""
+    for module in (record, document, scores):
+        for name in ("TRITON", "CUDA"):
+            shipped = getattr(record, name)
+            copy = Ledger(tmp_path / f"{name}.json", shipped.explained)
+            copy.save(shipped.load())
+            monkeypatch.setattr(module, name, copy, raising=False)
+    monkeypatch.setattr(document, "PATH", tmp_path / "mutation.md")
+    monkeypatch.setattr(scores, "PATH", tmp_path / "mutation_scores.py")
+    monkeypatch.setattr(sys, "argv", ["tests.mutants", "--cuda", "--seconds", "0"])
+    runpy.run_path(str(ROOT / "tests/mutants/__main__.py"), run_name="__main__")
+    assert "0 convicted" in capsys.readouterr().out
+    assert "of 240" in (tmp_path / "mutation.md").read_text("utf-8")
+
+
 @pytest.mark.for_ci
 def test_a_mutant_that_raises_whatever_it_is_asked_is_broken(stand: Stand) -> None:
     ground = GROUNDS[0]

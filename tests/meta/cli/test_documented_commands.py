@@ -177,6 +177,9 @@ RUNS = {
     "tests.mutants": of(
         "test_mutants", "test_the_command_hunts_and_writes", '"tests/mutants/__main__.py"'
     ),
+    "tests.mutants --cuda": of(
+        "test_mutants", "test_the_command_takes_the_cuda_sources", '"tests.mutants", "--cuda"'
+    ),
     "pytest": Place("tox.ini", "-m pytest -n auto"),
     "pytest -n": Place("tox.ini", "-m pytest -n auto"),
     "pytest --kernel": Place("verify/campaign/runner.py", '"--kernel", str(kernel)'),

@@ -52,7 +52,7 @@ def test_one_item_for_each_property(tmp_path: Path) -> None:
     assert "mine.py::refusal SKIPPED" in done.stdout
     assert "right.py::accuracy PASSED" in done.stdout
     assert "right.py::counting PASSED" in done.stdout
-    assert "20 deselected" in done.stdout
+    assert "24 deselected" in done.stdout
     assert re.search(r"replay +python -m verify replay mine.py@mine:", done.stdout)
     assert "Traceback" not in done.stdout
     assert 'name="accuracy"' in (tmp_path / "out.xml").read_text(encoding="utf-8")

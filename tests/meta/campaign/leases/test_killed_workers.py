@@ -43,7 +43,7 @@ def test_a_killed_worker_changes_no_result(tmp_path: Path) -> None:
     assert len(shot) == 1
     assert sum(state.losses.values()) == 1
     assert len([each for each in coordinator.events() if isinstance(each, Joined)]) == 2
-    assert (state.open, state.broken, len(state.all)) == (0, {}, 4)
+    assert (state.open, state.broken, len(state.all)) == (0, {}, 5)
     (kind,) = state.units
     merged.conclude(kind, state)
     evidence = load(merged.run(kind))
