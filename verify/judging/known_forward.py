@@ -19,7 +19,7 @@ from verify.judging.trial import Trial
 from verify.judging.truth import Truth
 from verify.tolerance.arithmetic import TINY, U
 from verify.tolerance.forward_log_sum import LOG2_ROUNDINGS
-from verify.tolerance.forward_maxima import FEWEST_ROWS
+from verify.tolerance.forward_maxima import tiles
 from verify.tolerance.intervals import Interval
 from verify.variant import Config, Numerics
 
@@ -110,14 +110,12 @@ def finer(declared: Numerics, config: Config, dtype: str) -> Iterator[tuple[Nume
     kept = replace(declared, output=replace(output, probability="float32"))
     if declared.products.accumulator == "float16":  # which no products of fp32 have
         kept = replace(kept, products=replace(declared.products, accumulator="float32"))
-    sizes = [config.block_m]
-    if declared.softmax.maximum.key_order == "whole_first" and config.block_m is not None:
-        while sizes[-1] is not None and sizes[-1] // 2 >= FEWEST_ROWS:
-            sizes.append(sizes[-1] // 2)
+    order, rows = declared.softmax.maximum.key_order, config.block_m
+    sizes: list[int] | list[None] = [None] if rows is None else tiles(rows, order)
     choices = itertools.product((declared, kept)[: 1 + rounds], sizes)
     next(choices)  # the declaration itself
-    for numerics, rows in choices:
-        yield numerics, replace(config, block_m=rows)
+    for numerics, size in choices:
+        yield numerics, replace(config, block_m=size)
 
 
 def needed(truth: Truth, got: Tensor, output: DType) -> Tensor:

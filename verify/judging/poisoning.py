@@ -93,11 +93,7 @@ def padded(problem: Problem, support: Support) -> Problem:
 
 def gradient_poisoning(trial: Trial) -> GradientPoisoning:
     """Return the trial's poisoning, computed once."""
-    if "poison_backward" not in trial.notes:
-        trial.notes["poison_backward"] = _poison(trial)
-    found = trial.notes["poison_backward"]
-    assert isinstance(found, GradientPoisoning)
-    return found
+    return trial.noted("poison_backward", _poison)
 
 
 def _poison(trial: Trial) -> GradientPoisoning:

@@ -59,11 +59,7 @@ def spread_of_weights(trial: Trial) -> float:
 def powers(trial: Trial) -> Powers:
     """The powers farthest from 0 that the problem allows, upwards or downwards by its seed; 0 if no
     other is exact.  Computed once."""
-    if "powers" not in trial.notes:
-        trial.notes["powers"] = _powers(trial)
-    found = trial.notes["powers"]
-    assert isinstance(found, Powers)
-    return found
+    return trial.noted("powers", _powers)
 
 
 def _powers(trial: Trial) -> Powers:

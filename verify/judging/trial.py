@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from verify.tolerance import forward as tolerance
 from verify.tolerance.backward import GradientTruth
 from verify.tolerance.forward import ForwardArithmetic
 from verify.variant import Config, Declaration, GradientNumerics, Numerics
+
+T = TypeVar("T")
 
 _MOST_MEMORY = 8 << 30  # bytes of one run's buffers
 
@@ -300,6 +302,13 @@ class Trial:
             "score_mod": mod.name if mod is not None else "",
             "descaling": self.problem.descaling,
         } | ({} if output is None else {"output_scale": output.scale})
+
+    def noted(self, name: str, make: Callable[[Trial], T]) -> T:
+        """What `make` returns for this trial, made once and kept under that name."""
+        if name not in self.notes:
+            self.notes[name] = make(self)
+        found: T = self.notes[name]
+        return found
 
     @property
     def arithmetic(self) -> ForwardArithmetic:

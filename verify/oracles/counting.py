@@ -37,7 +37,6 @@ from verify.arithmetic.instructions import LOG_ERROR
 from verify.judging.findings import Ruling, convict, first, place
 from verify.judging.metamorphic import beyond_arithmetic
 from verify.judging.trial import Trial
-from verify.judging.truth import compute_truth
 from verify.oracles import Oracle
 from verify.oracles.numerics.hypotheses import exact_probabilities
 from verify.problem.visibility import intervals
@@ -130,8 +129,7 @@ def _bounds(trial: Trial, want: Tensor, logs: Tensor) -> tuple[Tensor, Tensor, T
         truth = exact_probabilities(trial) if ones else trial.truth
         return stored(want, p.scaled_output), truth.out_bound, truth.lse_bound
     if not isinstance(exact.values, ExactUnit) or a.merged:
-        exact = exact.without_interval
-        truth = compute_truth(p, trial.expanded, [exact], trial.clock)
+        truth = trial.truth_of(exact.without_interval)
         return stored(want, p.scaled_output), truth.out_bound, truth.lse_bound
     limit = _lse_error(logs + a.offset)
     if a.log2_sum and a.probability_scale == 1:

@@ -67,7 +67,7 @@ from verify.judging.findings import Ruling, convict, first, place
 from verify.judging.invariants import KNOWN, KNOWN_GRADIENTS, beyond
 from verify.judging.metamorphic import beyond_arithmetic
 from verify.judging.trial import Trial
-from verify.judging.truth import Truth, compute_truth
+from verify.judging.truth import Truth
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
 from verify.problem.known_answers import (
@@ -188,18 +188,16 @@ def _off(trial: Trial, want: Tensor, live: Tensor) -> Ruling | None:
 def _truth(trial: Trial) -> Truth:
     """Return reference and bounds where one key of a row has all the weight, computed once per
     trial."""
-    if "gather" not in trial.notes:
-        p, declared = trial.problem, trial.declaration.numerics
-        if beyond(declared, KNOWN) or trial.declaration.undeclared:
-            return trial.truth
-        a = of_one_key(resolve(declared, trial.config, p, trial.arch))
-        if not a.prescaled and _exact_products(p, a.scores):
-            a = replace(a, scores=exact_unit(a.scores), operand_roundings=0.0, in_order=False)
-        a = a.without_interval
-        trial.notes["gather"] = compute_truth(p, trial.expanded, [a], trial.clock)
-    found = trial.notes["gather"]
-    assert isinstance(found, Truth)
-    return found
+    return trial.noted("gather", _one_key_truth)
+
+
+def _one_key_truth(trial: Trial) -> Truth:
+    if beyond(trial.declaration.numerics, KNOWN) or trial.declaration.undeclared:
+        return trial.truth
+    a = of_one_key(trial.arithmetic)
+    if not a.prescaled and _exact_products(trial.problem, a.scores):
+        a = replace(a, scores=exact_unit(a.scores), operand_roundings=0.0, in_order=False)
+    return trial.truth_of(a.without_interval)
 
 
 def _exact_products(p: Problem, unit: Unit) -> bool:

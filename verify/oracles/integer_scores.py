@@ -81,11 +81,7 @@ def concerns(trial: Trial) -> bool:
 
 def exact_truth(trial: Trial) -> Truth:
     """Return reference and bounds for exact scores, computed once per trial."""
-    if "integer_scores" not in trial.notes:
-        trial.notes["integer_scores"] = trial.truth_of(_exact_scores(trial))
-    found = trial.notes["integer_scores"]
-    assert isinstance(found, Truth)
-    return found
+    return trial.noted("integer_scores", lambda trial: trial.truth_of(_exact_scores(trial)))
 
 
 def judge(trial: Trial) -> Ruling:

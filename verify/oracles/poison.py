@@ -95,11 +95,7 @@ class Poisoning:
 
 def poisoned(trial: Trial) -> Poisoning:
     """Return the trial's poisoning, computed once."""
-    if "poison" not in trial.notes:
-        trial.notes["poison"] = _poison(trial)
-    found = trial.notes["poison"]
-    assert isinstance(found, Poisoning)
-    return found
+    return trial.noted("poison", _poison)
 
 
 def _poison(trial: Trial) -> Poisoning:

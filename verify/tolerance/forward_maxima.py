@@ -51,7 +51,7 @@ def rescaling_blocks(
     1); None where the order is not known.  error: as in `maxima_of`."""
     own = block_maxima(block.scores, a.block_n, block.keys.start)
     most = torch.ones_like(error)
-    for tile in _tiles(a):
+    for tile in tiles(a.tile, a.key_order):
         high = _running(own, block, replace(a, tile=tile), problem)
         if high is None:
             return None
@@ -60,10 +60,11 @@ def rescaling_blocks(
     return most
 
 
-def _tiles(a: ForwardArithmetic) -> list[int]:
-    """Sizes that a tile of rows can have, where the order of blocks depends on it."""
-    found = [a.tile]
-    while a.key_order == "whole_first" and found[-1] // 2 >= FEWEST_ROWS:
+def tiles(rows: int, key_order: str) -> list[int]:
+    """Sizes that a tile of at most so many rows can have, where that order of keys depends on
+    it."""
+    found = [rows]
+    while key_order == "whole_first" and found[-1] // 2 >= FEWEST_ROWS:
         found.append(found[-1] // 2)
     return found
 
