@@ -155,6 +155,9 @@ def launch(name: str, program: Program) -> Process:
 
     name: the starter to ask.
     """
+    # This process's own leash is not the program's.
+    own = {key: value for key, value in program.environment.items() if key != leash.PARENT}
+    program = replace(program, environment=own)
     with open(os.devnull, "rb") as nothing:
         fds = program.descriptors(nothing.fileno())
         forked = _ask(name, program, fds)

@@ -19,7 +19,7 @@ from tests.harness.kernel_files import ENVIRONMENT, Writer, run
 from verify.bundle import ROOT
 from verify.cell.fork_server import environment_of
 from verify.cell.process import Cell, ForkServer
-from verify.machine import starter
+from verify.machine import leash, starter
 
 pytestmark = pytest.mark.usefixtures("own_starters")
 MODULE = target.__name__
@@ -65,6 +65,16 @@ def test_a_fork_gets_what_a_program_gets(session: bool, tmp_path: Path) -> None:
     assert found["words"] == ["one", "", "dré"]
     assert (found["word"], found["directory"], found["path"]) == ("said", *[str(tmp_path)] * 2)
     assert (found["leads"], found["input"], found["descriptors"]) == (session, "", [0, 1, 2])
+
+
+@pytest.mark.usefixtures("started")
+def test_the_leash_of_what_starts_it_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that took it for its own would end at once: its parent is another process."""
+    variables = {**VARIABLES, target.SAID: "1"}
+    for other, word in ((leash.PARENT, "1"), (target.SAID, None)):
+        monkeypatch.setattr(leash, "PARENT", other)
+        assert told(environment=variables)["word"] == word
+        assert told(environment=variables, name="none", forks=False)["word"] == word
 
 
 @pytest.mark.usefixtures("started")
