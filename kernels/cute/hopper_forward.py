@@ -220,7 +220,7 @@ class Hopper(Family):
     ) -> None:
         """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` as `Family`'s
         does.  Persistent programs are as many as the device has multiprocessors, or tiles."""
-        if not option(args.config, "persistent"):
+        if not option(args.config, "persistent", args.head_dim):
             super().forward(args, out, lse, workspace)
             return
         self.support.check(args, out)
@@ -279,9 +279,10 @@ class Hopper(Family):
         )
 
 
-def option(config: Config, name: str) -> int:
-    """Whether a config has that option: 1, or 0."""
-    return int(dict(config.options).get(name, 0))
+def option(config: Config, name: str, head_dim: int) -> int:
+    """Whether a build has that option: 1, or 0.  Above head dim 128, where registers do not hold
+    what persistent programs keep, none has."""
+    return int(dict(config.options).get(name, 0)) if head_dim <= 128 else 0
 
 
 def tiles(args: AttentionArgs) -> int:
@@ -326,7 +327,7 @@ class Room:
         """Of a build."""
         stages = slots(config, partial(_bytes, config, head_dim))
         two = _bytes(config, head_dim, stages, 2)
-        if option(config, "persistent") and two <= ROOM:
+        if option(config, "persistent", head_dim) and two <= ROOM:
             return Room(stages, 2, two)
         return Room(stages, 1, _bytes(config, head_dim, stages))
 
@@ -341,8 +342,8 @@ def source(config: Config, dtype: str, head_dim: int) -> Source:
         "BLOCK_N": config.block_n,
         "STAGES": room.stages,
         "QUERY_SLOTS": room.queries,
-        "PERSISTENT": option(config, "persistent"),
-        "OVERLAP": option(config, "overlap"),
+        "PERSISTENT": option(config, "persistent", head_dim),
+        "OVERLAP": option(config, "overlap", head_dim),
     }
     return cute_source(Path(__file__).with_suffix(".cu"), "hopper_forward", defines)
 
@@ -362,7 +363,7 @@ def builds(arch: str) -> list[Build]:
     small, large, *further = CONFIGS
     chosen = [(large, "float16", 128), (small, "bfloat16", 256), (large, "bfloat16", 64)]
     chosen.append((large, "float16", 256))  # one slot
-    chosen += [(config, "bfloat16", head_dim) for config in further for head_dim in (128, 256)]
+    chosen += [(config, "bfloat16", head_dim) for config in further for head_dim in (64, 128)]
     return [FAMILY.build((*choice, "", STRIDED), arch) for choice in chosen]
 
 

@@ -40,7 +40,6 @@ BUILDS = {
     "deep": (LARGE, "float16", 256),  # a ring of one slot
     "persistent": (replace(SMALL, options=(_PERSISTENT,)), "bfloat16", 64),
     "both": (replace(LARGE, options=(_PERSISTENT, _OVERLAP)), "float16", 128),
-    "single": (replace(LARGE, options=(_PERSISTENT, _OVERLAP)), "bfloat16", 256),  # one Q, too
 }
 OVERRUN = "overrun"  # the known-bad copy of "large"
 SOFTMAX = "softmax.cuh"  # where it slips
@@ -299,7 +298,7 @@ class Program:
         lse = storage[:count].view(problem.shape_out[:3])
         made = self.family.make(self.config, self.dtype, self.head_dim, "", STRIDED)
         grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / made.block_m)
-        if kernel.option(self.config, "persistent"):
+        if kernel.option(self.config, "persistent", self.head_dim):
             grid = min(grid, self.programs)
         mask = mask_build(args)
         tables = mask_tables(args, mask)

@@ -32,8 +32,9 @@ ORDINARY = kernel.BLOCKS[1]
 
 
 def test_an_option_is_off_unless_a_config_has_it() -> None:
-    assert [kernel.option(config, "persistent") for config in kernel.CONFIGS] == [0, 0, 1, 1]
-    assert [kernel.option(config, "overlap") for config in kernel.CONFIGS] == [0, 0, 0, 1]
+    for name, wanted in (("persistent", [0, 0, 1, 1]), ("overlap", [0, 0, 0, 1])):
+        assert [kernel.option(config, name, 128) for config in kernel.CONFIGS] == wanted
+        assert [kernel.option(config, name, 256) for config in kernel.CONFIGS] == [0, 0, 0, 0]
 
 
 def test_a_case_can_name_every_block_with_every_option() -> None:
@@ -48,8 +49,8 @@ def test_a_case_can_name_every_block_with_every_option() -> None:
         (ORDINARY, 128, 2, 1),
         (PERSISTENT, 64, 2, 2),
         (PERSISTENT, 128, 2, 2),
-        (PERSISTENT, 256, 1, 1),  # a second Q would not fit
-        (replace(PERSISTENT, block_n=64), 256, 2, 1),
+        (replace(PERSISTENT, num_stages=3), 128, 3, 1),  # a second Q would not fit
+        (PERSISTENT, 256, 1, 1),  # not persistent there
     ],
 )
 def test_persistent_programs_have_two_slots_of_q_where_they_fit(
@@ -88,7 +89,16 @@ SHAPES = (
     "b=2,sq=70,skv=0",
     "sq=400,skv=400,mask=documents.5_135_260",
 )
-FAULTY = "hq=3,sq=400,skv=200,mask=causal"
+# Three tiles of keys or none.
+FAULTY = "b=2,hq=2,sq=300,skv=150,mask=lengths.300_300.0_150"
+# Short tiles of rows, so that the loader is ahead by whole ones.
+SHORT = "hq=7,sq=128,skv=60"
+
+
+def mend(library: ctypes.CDLL) -> None:
+    library.weaken(0, -1, False)
+    library.plant(-1)
+    library.slow(0)
 
 
 @has_headers
@@ -98,20 +108,56 @@ class TestOnTheHost:
     @pytest.fixture(autouse=True)
     def whole(self, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(kernel, "encode", encode)
-        for _ in self.mended(library):
-            yield
-
-    @staticmethod
-    def mended(library: ctypes.CDLL) -> Iterator[None]:
-        library.weaken(0, -1, False)
-        library.plant(-1)
-        library.slow(0)
+        mend(library)
         yield
-        library.weaken(0, -1, False)
-        library.plant(-1)
-        library.slow(0)
+        mend(library)
 
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize("name", ["persistent", "both"])
     def test_it_stays_inside_its_bounds(self, library: ctypes.CDLL, name: str, shape: str) -> None:
         assert max(program_of(name, library).verdict(shape)) <= 1
+
+    @pytest.mark.parametrize("programs", [1, 3, 5])
+    def test_any_number_of_programs_shares_the_tiles(
+        self, library: ctypes.CDLL, programs: int
+    ) -> None:
+        program = program_of("persistent", library, programs)
+        for shape in ("hq=3,sq=300,skv=65", "hq=3,sq=300,skv=65,mask=causal"):
+            assert max(program.verdict(shape)) <= 1
+
+    @pytest.mark.parametrize("role", ROLES)
+    def test_whichever_role_is_slow_it_stays_inside_its_bounds(
+        self, library: ctypes.CDLL, role: str
+    ) -> None:
+        library.slow(ROLES[role])
+        assert max(program_of("persistent", library).verdict(FAULTY)) <= 1
+
+    @pytest.mark.parametrize("name", ["persistent", "both"])
+    def test_nan_that_no_row_sees_stays_out(self, library: ctypes.CDLL, name: str) -> None:
+        shape = "b=2,hq=2,sq=140,skv=250,mask=lengths.130_140.67_200"
+        assert max(program_of(name, library).verdict(shape, spoiled=True)) <= 1
+
+    @pytest.mark.parametrize("fault", FAULTS)
+    def test_a_planted_fault_shows(self, library: ctypes.CDLL, fault: str) -> None:
+        library.plant([*FAULTS].index(fault))
+        assert worst(program_of("persistent", library), library) > 1
+
+    @pytest.mark.parametrize("name", ["persistent", "both"])
+    def test_every_wait_is_needed(self, library: ctypes.CDLL, name: str) -> None:
+        lines = waits(SOURCE, persistent=True)
+        assert len(lines) == 6
+        for line in lines:
+            library.weaken(line, -1, False)
+            assert worst(program_of(name, library), library) > 1, f"without line {line}"
+        library.weaken(0, -1, True)
+        assert worst(program_of(name, library), library) > 1, "with products still in flight"
+
+
+def worst(program: Program, library: ctypes.CDLL) -> float:
+    """Of the shapes and the slow roles, up to the first that leaves its bounds."""
+    for shape in (FAULTY, SHORT):
+        for slow in (0, *ROLES.values()):
+            library.slow(slow)
+            if (ratio := max(program.verdict(shape))) > 1:
+                return ratio
+    return 0.0
