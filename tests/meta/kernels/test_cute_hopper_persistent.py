@@ -21,7 +21,6 @@ from tests.harness.cute_hopper_host import (
     waits,
 )
 from tests.harness.cute_host import has_headers, has_host, library_of_all
-from verify.problem.inputs import tensors
 from verify.variant import Config
 
 PERSISTENT, BOTH = kernel.CONFIGS[2:]
