@@ -52,17 +52,26 @@ import torch
 from torch import Tensor
 
 from kernels.cuda.family import Arguments as Common
-from kernels.cuda.family import Choice, Family, Launch
+from kernels.cuda.family import (
+    Choice,
+    Family,
+    Launch,
+    check_config,
+    check_room,
+    loaded,
+)
 from kernels.cute import flash_forward
 from kernels.cute.flash_forward import ELEMENTS, cute_source
-from kernels.masks import MaskBuild
-from verify.cuda.compile import LaunchError, Source, build_of
+from kernels.masks import MaskBuild, mask_build, mask_tables
+from verify.cuda.compile import LaunchError, Source, build_of, device_arch
+from verify.cuda.compile import launch as launch_kernel
 from verify.variant import (
     STRIDED,
     AttentionArgs,
     Build,
     Config,
     Unsupported,
+    Workspace,
     arch_named,
 )
 
@@ -179,9 +188,13 @@ def fields(*further: tuple[str, type[ctypes.c_int32]]) -> list[tuple[str, Any]]:
 
 
 class Arguments(ctypes.Structure):
-    """One problem, as hopper_forward.cu declares it."""
+    """One problem, as hopper_forward.cu declares it.
 
-    _fields_ = fields()
+    tiles: of rows, of all heads.  by_length: whether persistent programs take the last tile of
+    every head first.
+    """
+
+    _fields_ = fields(("tiles", ctypes.c_int32), ("by_length", ctypes.c_int32))
 
 
 def aligned(structure: type[Structure]) -> Structure:
@@ -195,10 +208,37 @@ class Hopper(Family):
     """The builds, whose arguments hold tensor maps.
 
     structure: the arguments, made of `fields`.  expects: words that a build's instructions hold.
+    persists: whether there are builds whose programs are persistent.
     """
 
     structure: type[ctypes.Structure]
     expects: tuple[str, ...]
+    persists: bool = False
+
+    def forward(
+        self, args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace
+    ) -> None:
+        """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` as `Family`'s
+        does.  Persistent programs are as many as the device has multiprocessors, or tiles."""
+        if not option(args.config, "persistent", args.head_dim):
+            super().forward(args, out, lse, workspace)
+            return
+        self.support.check(args, out)
+        check_config(args, self.configs, self.further)
+        if args.seqlen_q == 0:
+            return
+        assert lse is not None
+        mask = mask_build(args)
+        tables = mask_tables(args, mask)  # referenced until the launch has been queued
+        made = self.make(args.config, args.dtype, args.head_dim, self.kinds[mask.kind], STRIDED)
+        check_room(args, made)
+        arguments = self.arguments(args, out, lse, mask, tables)
+        device = args.q.device
+        programs = torch.cuda.get_device_properties(device).multi_processor_count
+        with torch.cuda.device_of(args.q):
+            kernel = loaded(made.source, device_arch(device))
+            grid = min(programs, tiles(args))
+            launch_kernel(kernel, (grid,), (made.threads,), made.shared_bytes, arguments)
 
     def arguments(
         self,
@@ -214,6 +254,9 @@ class Hopper(Family):
         assert config.block_n is not None
         made = aligned(self.structure)
         made.common = super().arguments(args, out, lse, mask, tables)
+        if self.persists:
+            made.tiles = tiles(args)
+            made.by_length = mask.kind == "causal"
         maps = {
             "q": tensor_map("q", args.q, config.block_m),
             "k": tensor_map("k", args.k, config.block_n, out.data_ptr()),
@@ -236,6 +279,18 @@ class Hopper(Family):
         )
 
 
+def option(config: Config, name: str, head_dim: int) -> int:
+    """Whether a build has that option: 1, or 0.  Above head dim 128, where registers do not hold
+    what persistent programs keep, none has."""
+    return int(dict(config.options).get(name, 0)) if head_dim <= 128 else 0
+
+
+def tiles(args: AttentionArgs) -> int:
+    """Tiles of rows, of all heads."""
+    assert args.config.block_m is not None
+    return args.batch * args.heads_q * math.ceil(args.seqlen_q / args.config.block_m)
+
+
 def slots(config: Config, bytes_of: Callable[[int], int]) -> int:
     """Of the rings: as many as the config says, or as a block's shared memory holds.
 
@@ -246,23 +301,49 @@ def slots(config: Config, bytes_of: Callable[[int], int]) -> int:
     return next(fitting, 1)
 
 
-def _bytes(config: Config, head_dim: int, slots: int) -> int:
-    """One tile of Q, one of K and of V per slot, and the barriers, up to the alignment of the
-    whole."""
+def _bytes(config: Config, head_dim: int, slots: int, queries: int = 1) -> int:
+    """A tile of Q for each of its slots, one of K and of V per slot of theirs, and the barriers, up
+    to the alignment of the whole."""
     assert config.block_m is not None
     assert config.block_n is not None
-    tiles = 2 * head_dim * (config.block_m + 2 * slots * config.block_n)
-    return tiles + 1024 * math.ceil(8 * (1 + 4 * slots) / 1024)
+    tiles = 2 * head_dim * (queries * config.block_m + 2 * slots * config.block_n)
+    return tiles + 1024 * math.ceil(8 * (2 * queries + 4 * slots) / 1024)
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the shared memory of a block holds.
+
+    stages: slots of the rings of K and V.  queries: of the ring of Q, two where programs are
+    persistent and they fit beside the others.
+    """
+
+    stages: int
+    queries: int
+    bytes: int
+
+    @staticmethod
+    def of(config: Config, head_dim: int) -> Room:
+        """Of a build."""
+        stages = slots(config, partial(_bytes, config, head_dim))
+        two = _bytes(config, head_dim, stages, 2)
+        if option(config, "persistent", head_dim) and two <= ROOM:
+            return Room(stages, 2, two)
+        return Room(stages, 1, _bytes(config, head_dim, stages))
 
 
 def source(config: Config, dtype: str, head_dim: int) -> Source:
     """One build of hopper_forward.cu; raises CompileError where headers are missing."""
+    room = Room.of(config, head_dim)
     defines = {
         "ELEMENT": ELEMENTS[dtype],
         "HEAD_DIM": head_dim,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
-        "STAGES": slots(config, partial(_bytes, config, head_dim)),
+        "STAGES": room.stages,
+        "QUERY_SLOTS": room.queries,
+        "PERSISTENT": option(config, "persistent", head_dim),
+        "OVERLAP": option(config, "overlap", head_dim),
     }
     return cute_source(Path(__file__).with_suffix(".cu"), "hopper_forward", defines)
 
@@ -270,26 +351,39 @@ def source(config: Config, dtype: str, head_dim: int) -> Source:
 def launch(config: Config, dtype: str, head_dim: int, kind: str, storage: str = STRIDED) -> Launch:
     """How a build is compiled and launched."""
     assert config.block_m is not None
-    bytes_of = partial(_bytes, config, head_dim)
     made = source(config, dtype, head_dim)
-    return Launch(made, config.block_m, 128 * WARPGROUPS, bytes_of(slots(config, bytes_of)))
+    return Launch(made, config.block_m, 128 * WARPGROUPS, Room.of(config, head_dim).bytes)
 
 
 def builds(arch: str) -> list[Build]:
-    """Both configs, both dtypes and every head dim; for Hopper alone, whose instructions no other
+    """Every config, both dtypes and every head dim; for Hopper alone, whose instructions no other
     generation has."""
     if arch_named(arch).capability != SUPPORT.capability:
         return []
-    small, large = CONFIGS
+    small, large, *further = CONFIGS
     chosen = [(large, "float16", 128), (small, "bfloat16", 256), (large, "bfloat16", 64)]
     chosen.append((large, "float16", 256))  # one slot
+    chosen += [(config, "bfloat16", head_dim) for config in further for head_dim in (64, 128)]
     return [FAMILY.build((*choice, "", STRIDED), arch) for choice in chosen]
 
 
-CONFIGS = (
+BLOCKS = (
     Config(block_m=128, block_n=64, num_warps=4 * WARPGROUPS, num_stages=2),
     Config(block_m=128, block_n=128, num_warps=4 * WARPGROUPS, num_stages=2),
 )
+CONFIGS = (
+    *BLOCKS,
+    replace(BLOCKS[1], options=(("persistent", 1),)),
+    replace(BLOCKS[1], options=(("persistent", 1), ("overlap", 1))),
+)
+
+
+def further_configs() -> dict[str, Config]:
+    """Every block with every option, by name."""
+    options = ((), (("persistent", 1),), (("overlap", 1),), (("persistent", 1), ("overlap", 1)))
+    made = [replace(block, options=chosen) for block in BLOCKS for chosen in options]
+    return {config.name: config for config in made}
+
 
 SUPPORT = replace(
     flash_forward.SUPPORT,
@@ -306,6 +400,8 @@ FAMILY = Hopper(
     in_bytes=False,
     structure=Arguments,
     expects=("HGMMA", "UTMALDG"),
+    persists=True,
+    further=further_configs,
 )
 
 # Its arithmetic and its promises are those of the forward for every architecture, but for the unit.

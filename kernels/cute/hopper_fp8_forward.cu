@@ -26,11 +26,13 @@ struct alignas(1024) Shared {
   Element vt[cosize_v<LayoutVt>];
   Walk walk;  // at head dim 256 consumers have no registers for it
   // One phase for each tile: it is here, or all warps have read it.
-  uint64_t q_here;
+  uint64_t q_here[QUERY_SLOTS];
   uint64_t k_here[STAGES], k_read[STAGES];
   uint64_t v_here[STAGES], v_read[STAGES];
   uint64_t vt_here[STAGES], vt_read[STAGES];
 };
+
+static_assert(!kPersistent && QUERY_SLOTS == 1);
 
 constexpr int kTransposers = kGroup / 32 - 1;  // warps of the producer, but for the first
 
@@ -200,7 +202,7 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, BlockRows tile) {
   };
 
   if (blocks > 0) {
-    wait_barrier(shared.q_here, 0);
+    wait_barrier(shared.q_here[0], 0);
   }
   if constexpr (kAhead) {
     if (blocks > 0) {
@@ -247,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   Shared& memory = *reinterpret_cast<Shared*>(shared);
   if (threadIdx.x == 0) {
-    initialize_barrier(memory.q_here, 1);
+    initialize_barrier(memory.q_here[0], 1);
     for (int slot = 0; slot < STAGES; ++slot) {
       initialize_barrier(memory.k_here[slot], 1);
       initialize_barrier(memory.v_here[slot], 1);
@@ -258,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     cutlass::arch::fence_view_async_shared();  // the copy engine completes them
   }
-  BlockRows tile = rows_of(a);
+  BlockRows tile = rows_of(a, 0);
   Walk walk = walk_of(a, tile.batch, tile.first_row);
   if (threadIdx.x == 0) {
     memory.walk = walk;
@@ -268,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < kGroup) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x < 32) {
-      load(a, memory, walk, tile);
+      load(a, memory);
     } else {
       turn_values(memory, walk);
     }

@@ -57,7 +57,7 @@ from torch import Tensor
 from kernels.cuda.family import Family, Launch
 from kernels.cute import hopper_forward
 from kernels.cute.flash_forward import cute_source
-from kernels.cute.hopper_forward import CONFIGS, WARPGROUPS, Hopper, slots
+from kernels.cute.hopper_forward import BLOCKS, WARPGROUPS, Hopper, slots
 from kernels.masks import MaskBuild
 from verify.cuda.compile import Source
 from verify.variant import (
@@ -113,6 +113,8 @@ def source(config: Config, head_dim: int, *, promoted: bool) -> Source:
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "STAGES": slots(config, partial(_bytes, config, head_dim)),
+        "PERSISTENT": 0,
+        "QUERY_SLOTS": 1,
         "PROMOTED": int(promoted),
     }
     return cute_source(Path(__file__).with_suffix(".cu"), "hopper_fp8_forward", defines)
@@ -155,7 +157,7 @@ SUPPORT = replace(
 def _variant(name: str, chosen: list[tuple[Config, int]], *, promoted: bool) -> Variant:
     """The variant whose P V is promoted, or not; chosen: its builds."""
     family = Hopper8(
-        configs=CONFIGS,
+        configs=BLOCKS,
         support=SUPPORT,
         make=partial(launch, promoted=promoted),
         kinds=hopper_forward.FAMILY.kinds,
@@ -169,6 +171,7 @@ def _variant(name: str, chosen: list[tuple[Config, int]], *, promoted: bool) -> 
         hopper_forward.VARIANT,
         name=name,
         forward=family.forward,
+        configs=BLOCKS,
         support=SUPPORT,
         numerics=replace(
             numerics,
@@ -186,7 +189,7 @@ def _variant(name: str, chosen: list[tuple[Config, int]], *, promoted: bool) -> 
     )
 
 
-_SMALL, _LARGE = CONFIGS
+_SMALL, _LARGE = BLOCKS
 
 PROMOTED = _variant(
     "cute-hopper-fp8-forward",

@@ -2,7 +2,8 @@
 // accumulator by row, one chain of products, turns of a ring, which keys a tile of rows sees, and
 // what their producers load.
 //
-// A build defines ELEMENT, HEAD_DIM, BLOCK_M, BLOCK_N and STAGES.
+// A build defines ELEMENT, HEAD_DIM, BLOCK_M, BLOCK_N and STAGES, the slots of a ring; PERSISTENT,
+// whether a program has many tiles of rows; and QUERY_SLOTS, of the ring of their Q.
 #pragma once
 
 #include "tuple_types.cuh"
@@ -23,6 +24,8 @@ using HeadDim = Int<HEAD_DIM>;
 using BlockM = Int<BLOCK_M>;
 using BlockN = Int<BLOCK_N>;
 using Stages = Int<STAGES>;
+using QuerySlots = Int<QUERY_SLOTS>;
+constexpr bool kPersistent = PERSISTENT;
 
 constexpr int kGroup = 128;    // threads of a warpgroup
 constexpr int kConsumers = 2;  // warpgroups, 64 rows each
@@ -86,21 +89,57 @@ CUTE_DEVICE void multiply(Mma mma, GMMA::ScaleOut first, A&& a, B&& b, C&& c) {
 
 // The slot of the t-th tile of a ring, and the parity of the phase that its arrival, or its last
 // read, completes there.
-struct Turn {
+template <int slots>
+struct TurnOf {
   int slot, parity;
-  CUTE_DEVICE explicit Turn(int t) : slot(t % STAGES), parity(t / STAGES % 2) {}
+  CUTE_DEVICE explicit TurnOf(int t) : slot(t % slots), parity(t / slots % 2) {}
+};
+using Turn = TurnOf<STAGES>;
+using QueryTurn = TurnOf<QUERY_SLOTS>;
+
+// The tiles that have gone through the rings before a tile of rows begins.  A tile of rows that
+// sees no key takes no turn.
+struct Turns {
+  int keys = 0, queries = 0;
+
+  CUTE_HOST_DEVICE void pass(int blocks) {
+    keys += blocks;
+    queries += blocks > 0;
+  }
 };
 
-// The tile of rows of a block.  One grid axis, so that batch x heads may exceed 65535; the last
-// tile first, since causal rows grow longer.
+// The tiles of rows of a program: its own, or, where programs are persistent, one of each round.
+// A round is as many tiles as there are programs; every other one runs backwards, so that the
+// program with the longest tile of a round has the shortest of the next.
+template <class Arguments>
+CUTE_DEVICE int rounds_of(Arguments const& a) {
+  if constexpr (kPersistent) {
+    int programs = int(gridDim.x), own = int(blockIdx.x);
+    int full = a.tiles / programs;
+    return full + ((full % 2 ? programs - 1 - own : own) < a.tiles - full * programs);
+  }
+  return 1;
+}
+
+// The tile of rows of a round.  One grid axis, so that batch x heads may exceed 65535; the last
+// tile first, since causal rows grow longer.  Tiles of a head are neighbours, which read the same
+// keys; by_length: the last tile of every head comes before any other.
 struct BlockRows {
   int first_row, head, batch;
 };
 template <class Arguments>
-CUTE_DEVICE BlockRows rows_of(Arguments const& a) {
+CUTE_DEVICE BlockRows rows_of(Arguments const& a, int round) {
   int count = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M;
-  return {(count - 1 - int(blockIdx.x) % count) * BLOCK_M, int(blockIdx.x) / count % a.heads_q,
-          int(blockIdx.x) / count / a.heads_q};
+  int tile = int(blockIdx.x);
+  int place = tile % count, head = tile / count;  // the head among those of all batches
+  if constexpr (kPersistent) {
+    int programs = int(gridDim.x);
+    tile = round * programs + (round % 2 ? programs - 1 - tile : tile);
+    int heads = a.tiles / count;
+    place = a.by_length ? tile / heads : tile % count;
+    head = a.by_length ? tile % heads : tile / count;
+  }
+  return {(count - 1 - place) * BLOCK_M, head % a.heads_q, head / a.heads_q};
 }
 
 // What the rows of a tile see: `some` row sees a key outside of which none does, and every row sees

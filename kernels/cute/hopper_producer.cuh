@@ -21,22 +21,21 @@ CUTE_DEVICE void fetch(TmaDescriptor const& map, Strided<Element> const& tensor,
   }
 }
 
-// The first warp of the producer: every tile as soon as its slot is free.
+// What a tile of rows needs, every part as soon as its slot is free.
 template <class Arguments, class Shared>
-CUTE_DEVICE void load(Arguments const& a, Shared& shared, Walk const& walk, BlockRows tile) {
+CUTE_DEVICE void load_tile(Arguments const& a, Shared& shared, Walk const& walk, BlockRows tile,
+                           Turns const& turns) {
   bool leader = threadIdx.x == 0;
   int blocks = walk.blocks();
   int head_kv = tile.head / a.group;
-  if (leader && blocks > 0) {
-    fetch(a.map_q, a.q, tile.first_row, tile.head, tile.batch, BLOCK_M, shared.q, shared.q_here);
-  }
   for (int t = 0; t < blocks; ++t) {
-    Turn turn(t);
+    Turn turn(turns.keys + t);
+    bool refills = turns.keys + t >= STAGES;
     int key = (walk.first_block() + t) * BLOCK_N;
     int place = turn.slot * BLOCK_N * HEAD_DIM;
     // The tile before it in this slot has been read in the phase before this turn's.  No lane may
     // miss that phase: a later one has the same parity.
-    if (t >= STAGES) {
+    if (refills) {
       wait_barrier(shared.k_read[turn.slot], turn.parity ^ 1);
     }
     __syncwarp();
@@ -44,7 +43,21 @@ CUTE_DEVICE void load(Arguments const& a, Shared& shared, Walk const& walk, Bloc
       fetch(a.map_k, a.k, key, head_kv, tile.batch, BLOCK_N, shared.k + place,
             shared.k_here[turn.slot]);
     }
-    if (t >= STAGES) {
+    if (t == 0) {
+      QueryTurn query(turns.queries);
+      if constexpr (kPersistent) {
+        // O of the tile before it in this slot has left.
+        if (turns.queries >= QUERY_SLOTS) {
+          wait_barrier(shared.q_read[query.slot], query.parity ^ 1);
+        }
+        __syncwarp();
+      }
+      if (leader) {
+        fetch(a.map_q, a.q, tile.first_row, tile.head, tile.batch, BLOCK_M,
+              shared.q + query.slot * BLOCK_M * HEAD_DIM, shared.q_here[query.slot]);
+      }
+    }
+    if (refills) {
       wait_barrier(shared.v_read[turn.slot], turn.parity ^ 1);
     }
     __syncwarp();
@@ -52,6 +65,20 @@ CUTE_DEVICE void load(Arguments const& a, Shared& shared, Walk const& walk, Bloc
       fetch(a.map_v, a.v, key, head_kv, tile.batch, BLOCK_N, shared.v + place,
             shared.v_here[turn.slot]);
     }
+  }
+}
+
+// The first warp of the producer: all tiles of rows, one behind the other, so that the first keys
+// of a tile are here when the one before it ends.
+template <class Arguments, class Shared>
+CUTE_DEVICE void load(Arguments const& a, Shared& shared) {
+  Turns turns;
+  int rounds = rounds_of(a);
+  for (int round = 0; round < rounds; ++round) {
+    BlockRows tile = rows_of(a, round);
+    Walk walk = walk_of(a, tile.batch, tile.first_row);
+    load_tile(a, shared, walk, tile, turns);
+    turns.pass(walk.blocks());
   }
 }
 

@@ -23,12 +23,12 @@ constexpr int kPiece = 64;
 constexpr int kPieces = HEAD_DIM / kPiece;
 using Rows = GMMA::Layout_K_SW128_Atom<Element>;
 using Columns = GMMA::Layout_MN_SW128_Atom<Element>;
-using LayoutQ = decltype(tile_to_shape(Rows{}, Shape<BlockM, HeadDim>{}));
+using LayoutQ = decltype(tile_to_shape(Rows{}, Shape<BlockM, HeadDim, QuerySlots>{}));
 using LayoutK = decltype(tile_to_shape(Rows{}, Shape<BlockN, HeadDim, Stages>{}));
 // The same places as (column, row, stage): V is the right operand, (N, K), of P V.
 using LayoutVt = decltype(
     tile_to_shape(Columns{}, Shape<HeadDim, BlockN, Stages>{}, Step<_2, _1, _3>{}));
-static_assert(cosize_v<LayoutQ> == BLOCK_M * HEAD_DIM);
+static_assert(cosize_v<LayoutQ> == QUERY_SLOTS * BLOCK_M * HEAD_DIM);
 static_assert(cosize_v<LayoutK> == STAGES * BLOCK_N * HEAD_DIM);
 static_assert(cosize_v<LayoutVt> == cosize_v<LayoutK>);
 

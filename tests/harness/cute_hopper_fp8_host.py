@@ -14,17 +14,14 @@ from verify.cuda.edits import Edit
 from verify.variant import Config, Variant
 
 SOURCE = Path(kernel.__file__).with_suffix(".cu")
-SMALL, LARGE = kernel.CONFIGS
+SMALL, LARGE = kernel.BLOCKS
 BUILDS: dict[str, tuple[Variant, Config, int]] = {
     "small": (kernel.PROMOTED, SMALL, 64),
     "large": (kernel.PROMOTED, LARGE, 128),
     "deep": (kernel.PROMOTED, LARGE, 256),  # half of the columns of O at once
     "chained": (kernel.UNPROMOTED, SMALL, 64),
 }
-PLANT = """
-inline int planted = -1;  // the fault that is, as its place in the list of faults
-extern "C" void plant(int fault) { planted = fault; }
-extern "C" void slow(unsigned warps) { hopper::slow = warps; }
+SUMS = """
 extern "C" float sum_of_small(int format, const unsigned char* a, const unsigned char* b, float c) {
   hopper::Small left[32], right[32];
   for (int k = 0; k < 32; ++k) {
@@ -80,7 +77,7 @@ _ASKED = Edit(r"if constexpr \(PROMOTED\)", f"if (PROMOTED && {_HERE})")
 
 def compiled(folder: Path) -> Path:
     """The shared library of all builds."""
-    texts = [PROGRAM, PLANT]
+    texts = [PROGRAM, SUMS]
     for name, (variant, config, head_dim) in BUILDS.items():
         source = kernel.source(config, head_dim, promoted=variant is kernel.PROMOTED)
         texts.append(build(SOURCE.name, name, source))

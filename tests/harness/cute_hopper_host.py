@@ -21,6 +21,7 @@ from tests.harness.ptx_host import descales_of
 from tests.planted.copies import HOPPER_SLIPS
 from verify.arithmetic.dtypes import dtype_named
 from verify.cuda.compile import Source
+from verify.cuda.edits import Edit
 from verify.cuda.sass import NotReadError, listing
 from verify.judging.comparison import compare
 from verify.judging.known_forward import needed
@@ -31,23 +32,45 @@ from verify.tolerance.forward import resolve
 from verify.variant import STRIDED, AttentionArgs, Build, Config, Variant
 
 SOURCE = Path(kernel.__file__).with_suffix(".cu")
-SMALL, LARGE = kernel.CONFIGS
+SMALL, LARGE = kernel.BLOCKS
+_PERSISTENT, _OVERLAP = ("persistent", 1), ("overlap", 1)
 BUILDS = {
     "large": (LARGE, "float16", 64),
     "small": (SMALL, "bfloat16", 128),
     "deep": (LARGE, "float16", 256),  # a ring of one slot
+    "persistent": (replace(SMALL, options=(_PERSISTENT,)), "bfloat16", 64),
+    "both": (replace(LARGE, options=(_PERSISTENT, _OVERLAP)), "float16", 128),
 }
 OVERRUN = "overrun"  # the known-bad copy of "large"
 SOFTMAX = "softmax.cuh"  # where it slips
 # Those that a build's macros change, of both forwards for Hopper; that of the producer, behind the
 # tiles.
 SHARED = ("hopper_parts.cuh", "hopper_producer.cuh", "intervals.cuh", SOFTMAX)
+# Bits of warps, to make them slow: what copies, and what multiplies.
+ROLES = {"loader": 0x1, "first consumer": 0xF0, "second consumer": 0xF00}
+# An expression of the kernel or of its headers, and what it becomes while that fault is planted.
+FAULTS = {
+    "rings begin anew with a tile of rows": ("keys += blocks", "keys += 0"),
+    "the ring of Q begins anew": ("queries += blocks > 0", "queries += 0"),
+    "a tile without keys takes a turn": ("queries += blocks > 0", "queries += 1"),
+    "slots of the tile before are taken for free": ("turns.keys + t >= STAGES", "t >= STAGES"),
+    "Q waits for the phase to come": ("query.parity ^ 1", "query.parity"),
+    "Q is never free": ("arrive_barrier(shared.q_read[query.slot])", "void()"),
+    "a tile without keys has no zeros": (
+        "blocks > 0 ? *chunk : uint128_t(uint64_t(0))",
+        "*chunk",
+    ),
+    "the last round forgets to turn": ("full % 2 ? programs - 1 - own : own", "own"),
+}
 PRODUCER = SOURCE.with_name("hopper_producer.cuh")
 
 PROGRAM = """
 #include "hopper.h"
 inline bool& hasty = hopper::hasty;
 extern "C" void begin() { hopper::start(); }
+inline int planted = -1;  // the fault that is, as its place in the list of faults
+extern "C" void plant(int fault) { planted = fault; }
+extern "C" void slow(unsigned warps) { hopper::slow = warps; }
 extern "C" int copied() { return hopper::copies; }
 extern "C" void weaken(int line, int named, bool waits) {
   hopper::dropped = line;
@@ -179,6 +202,9 @@ def own_headers(headers: Path, folder: Path) -> None:
     patch(headers, folder)
     names = (SOURCE.name, "hopper_tiles.cuh", *SHARED)
     shipped = {name: without_guard(SOURCE.with_name(name)) for name in names}
+    for n, (right, wrong) in enumerate(FAULTS.values()):
+        switch = f"(planted == {n} ? ({wrong}) : ({right}))"
+        shipped = Edit(re.escape(right), switch).apply(shipped)
     slipped = HOPPER_SLIPS[OVERRUN].apply(shipped)
     slip = {
         f"{OVERRUN}.cu": slipped[SOURCE.name].replace(SOFTMAX, f"{OVERRUN}.cuh"),
@@ -201,14 +227,14 @@ def instructions(build: Build) -> str:
         pytest.skip(str(error))
 
 
-def waits(source: Path) -> list[int]:
+def waits(source: Path, *, persistent: bool = False) -> list[int]:
     """Where a kernel waits at mbarriers, as `weaken` takes it: lines of the producer's header, and
-    lines of the source, negated."""
+    lines of the source, negated.  persistent: those of persistent programs, too."""
     return [
         sign * number
         for sign, path in ((1, PRODUCER), (-1, source))
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if " wait_barrier(" in line
+        if " wait_barrier(" in line and (persistent or "q_read" not in line)
     ]
 
 
@@ -234,7 +260,10 @@ def encode(made: kernel.TensorMap, to: int) -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """One build in the shared library.  Tests replace the kernel's `encode` by the one here."""
+    """One build in the shared library.  Tests replace the kernel's `encode` by the one here.
+
+    programs: the most that a persistent build runs.
+    """
 
     library: ctypes.CDLL
     entry: Callable[..., bytes]
@@ -242,6 +271,7 @@ class Program:
     dtype: str
     head_dim: int
     variant: Variant = kernel.VARIANT
+    programs: int = 2
 
     @property
     def family(self) -> Family:
@@ -268,6 +298,8 @@ class Program:
         lse = storage[:count].view(problem.shape_out[:3])
         made = self.family.make(self.config, self.dtype, self.head_dim, "", STRIDED)
         grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / made.block_m)
+        if kernel.option(self.config, "persistent", self.head_dim):
+            grid = min(grid, self.programs)
         mask = mask_build(args)
         tables = mask_tables(args, mask)
         given = self.family.arguments(args, out, lse, mask, tables)
