@@ -16,8 +16,8 @@ and of a backward, from the saved O and LSE:
     dQ = scale sum round(dS) K                   dK = scale sum round(dS) Q
 
 Under FPSan numbers are integers, and these are equal in every bit whatever the tiles, order and
-rescaling of a kernel are (docs/sanitizers.md).  Products are sums of single products, without
-tl.dot, so that a kernel's matrix products are compared with something else.
+rescaling of a kernel are (docs/sanitizers.md).  Products are of fp32 numbers, into which a 16-bit
+one is extended: FPSan's products of 16 bits extend them likewise.
 """
 
 import math
@@ -64,13 +64,13 @@ def _tile(pointer, rows, length, dims, head_dim):
 @triton.jit
 def _products(a, b):
     """The products (rows, keys) of (rows, dims) and (keys, dims)."""
-    return tl.sum(a[:, None, :] * b[None, :, :], 2)
+    return tl.dot(a, tl.trans(b), input_precision="ieee")
 
 
 @triton.jit
 def _weighted(weights, values):
     """The sums (rows, dims) of (keys, dims), by weights (rows, keys)."""
-    return tl.sum(weights[:, :, None] * values[None, :, :], 1)
+    return tl.dot(weights, values, input_precision="ieee")
 
 
 @triton.jit
@@ -250,8 +250,8 @@ def sizes_of(args: AttentionArgs) -> dict[str, int]:
     return {
         "ROWS": ROWS,
         "KEYS": KEYS,
-        "DIMS": triton.next_power_of_2(args.head_dim),
-        "DIMS_V": triton.next_power_of_2(args.head_dim_v),
+        "DIMS": max(16, triton.next_power_of_2(args.head_dim)),
+        "DIMS_V": max(16, triton.next_power_of_2(args.head_dim_v)),
         "enable_fp_fusion": False,
     }
 
