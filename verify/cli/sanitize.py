@@ -21,8 +21,9 @@ from verify.evidence import Recorder, load
 from verify.evidence.explanation import explain
 from verify.machine import device, settings
 from verify.machine.settings import COMPUTE_SANITIZER
+from verify.problem import Problem
 from verify.problem.case import Case
-from verify.sanitizers import report, skew
+from verify.sanitizers import algebra, report, skew
 from verify.sanitizers.course import Course, worker_count
 from verify.sanitizers.exceptions import WAIVERS, Waiver
 from verify.sanitizers.lane import GROUP, Lane, excludes
@@ -31,7 +32,7 @@ from verify.sanitizers.report import LaneRun
 from verify.sanitizers.results import long_first, not_alive, unused
 from verify.sanitizers.selection import select
 from verify.sanitizers.session import DEADLINE, NOT_RUN, Booth, Session, Subject
-from verify.sanitizers.tool import EVERY, TOOLS, Sanitizer, find
+from verify.sanitizers.tool import EVERY, FPSAN, TOOLS, Sanitizer, find
 from verify.variant import Config, Declaration
 
 _LIBRARIES = ("torch",)  # families of other projects' kernels: tried only if they are named
@@ -307,12 +308,20 @@ def _subject(request: Request, choice: _Choice) -> Subject:
     """The subject of one choice: its cases."""
     declaration, config, dtype = choice
     problems = (
-        (request.case.problem,)
-        if request.case
-        else select(declaration, config, dtype, quick=request.quick)
+        (request.case.problem,) if request.case else _problems(request, declaration, config, dtype)
     )
     cases = tuple(Case(declaration.ref, config.name, GROUP, problem) for problem in problems)
     return Subject(declaration, config, dtype, cases)
+
+
+def _problems(
+    request: Request, declaration: Declaration, config: Config, dtype: str
+) -> tuple[Problem, ...]:
+    """The problems of a choice; for FPSan, those with which it can compare."""
+    own = algebra.problems(declaration, dtype) if FPSAN in request.tools else ()
+    if set(request.tools) == {FPSAN}:
+        return own
+    return (*select(declaration, config, dtype, quick=request.quick), *own)
 
 
 def _finish(request: Request, run: CampaignRun, account: LaneRun, console: Console) -> int:

@@ -18,7 +18,7 @@ from verify.machine.places import published_parent, report_parent
 from verify.machine.starter import JUDGES, Program, launch
 
 _TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck", "skew")
-_NAMED = ("consan",)  # only tried if they are named
+_NAMED = ("consan", "fpsan")  # only tried if they are named
 
 
 @click.command(name="list")

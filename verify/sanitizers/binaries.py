@@ -11,25 +11,39 @@ such ones in its mode "fpsan" to kernels that compute no floating-point number.)
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verify.sanitizers import building, ledger
+from verify.sanitizers.tool import CONSAN, FPSAN
 
 MODE = "TRITON_INSTRUMENTATION_MODE"
+# An operation on floating-point numbers in PTX; loads, stores and moves are none.
+_FLOATS = re.compile(
+    r"^\s*(?:@!?%p\d+ )?(?:add|sub|mul|fma|div|min|max|neg|abs|ex2|lg2|rcp|sqrt|rsqrt|cvt|w?g?mma)"
+    r"[\w.:]*\.(?:bf16|f16|f32|f64|e4m3|e5m2|bf16x2|f16x2)\b",
+    re.MULTILINE,
+)
 _NOT_OPTIONS = frozenset({"extern_libs"})  # of a build's metadata: parsed again from nothing
 
 
 @dataclass(frozen=True)
 class Built:
     """One binary.  shared: bytes of shared memory of the ordinary one.  changed: whether
-    instrumentation changed its PTX."""
+    instrumentation changed its PTX.  floats: whether the ordinary one computes with floating-point
+    numbers."""
 
     kernel: str
     shared: int
     changed: bool
+    floats: bool = False
+
+    def watched_by(self, tool: str) -> bool:
+        """Whether that tool has something to watch there."""
+        return self.floats if tool == FPSAN else bool(self.shared)
 
 
 def watch() -> None:
@@ -58,7 +72,8 @@ class _Listener:
                 ordinary = self._ordinary(src, metadata)
             changed = ordinary.asm["ptx"] != _ptx(rest["metadata_group"])
             shared = int(ordinary.metadata.shared or 0)
-            ledger.write_binary(str(metadata["name"]), shared, changed=changed)
+            floats = _FLOATS.search(ordinary.asm["ptx"]) is not None
+            ledger.write_binary(str(metadata["name"]), shared, changed=changed, floats=floats)
         finally:
             self._busy = False
 
@@ -98,21 +113,24 @@ def read(path: Path) -> tuple[Built, ...] | None:
         for line in path.read_text(encoding="utf-8").splitlines():
             said = json.loads(line)
             if "binary" in said:
-                built.append(Built(str(said["binary"]), int(said["shared"]), bool(said["changed"])))
+                floats = bool(said.get("floats"))
+                shared, changed = int(said["shared"]), bool(said["changed"])
+                built.append(Built(str(said["binary"]), shared, changed, floats))
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return tuple(built)
 
 
-def doubts(built: tuple[Built, ...] | None) -> list[str]:
+def doubts(built: tuple[Built, ...] | None, tool: str = CONSAN) -> list[str]:
     """Why these binaries do not show that a tool has watched the kernels.
 
-    One without shared memory can have nothing to watch, unless no other was watched either.
+    One without shared memory (FPSan: without a floating-point operation) can have nothing to watch,
+    unless no other was watched either.
     """
     if built is None:
         return ["the process left no readable ledger of its builds"]
     if not any(one.changed for one in built):
         names = ", ".join(dict.fromkeys(one.kernel for one in built)) or "none was built"
         return [f"no kernel was instrumented: the binaries are the ordinary ones ({names})"]
-    same = dict.fromkeys(one.kernel for one in built if one.shared and not one.changed)
+    same = dict.fromkeys(o.kernel for o in built if o.watched_by(tool) and not o.changed)
     return [f"{kernel} was not instrumented: its binary is the ordinary one" for kernel in same]

@@ -25,12 +25,13 @@ from verify.cell.arena import Arena
 from verify.cell.process import Environment, InfrastructureError
 from verify.cell.under_tool import Ended, ToolCell
 from verify.machine import other_triton
-from verify.sanitizers import binaries, ledger
+from verify.sanitizers import algebra, binaries, ledger
 from verify.sanitizers.assertions import read_assertions
 from verify.sanitizers.exceptions import LIMITS, Limit
 from verify.sanitizers.facts import CaseResult, Facts, Judgement, case_doubts
+from verify.sanitizers.records import Record
 from verify.sanitizers.session import Session, Subject, run_case
-from verify.sanitizers.tool import CONSAN, LEDGER, OUTPUT
+from verify.sanitizers.tool import CONSAN, FPSAN, LEDGER, OUTPUT
 from verify.variant import Declaration
 
 PROGRAM = "verify.sanitizers.instrumented_child"
@@ -45,6 +46,8 @@ def excludes(tool: str, declaration: Declaration) -> str | None:
     if declaration.family not in FAMILIES and not _names_triton(declaration):
         return f"{tool} instruments what Triton compiles"
     ctas = max((int(dict(c.options).get("ctas", 1)) for c in declaration.configs), default=1)
+    if tool == FPSAN:
+        return algebra.excludes(declaration)
     if tool == CONSAN and ctas > 1:
         return (
             "ConSan of Triton 3.8 does not know the barrier of a cluster, and accuses right kernels"
@@ -72,11 +75,17 @@ def sanitize(tool: str, environment: Environment, subject: Subject, folder: Path
     cell = ToolCell(prepared(tool, environment, folder), (), PROGRAM)
     arena = Arena()
     results: list[CaseResult] = []
+    differing: list[Record] = []
     doubt = ""
     case = None
     try:
         for case in subject.cases:
-            results.append(run_case(case, subject, cell, arena)[0])
+            if tool == FPSAN:
+                result, record = algebra.compare(case, subject, cell, arena)
+                differing += [record] if record is not None else []
+                results.append(result)
+            else:
+                results.append(run_case(case, subject, cell, arena)[0])
     except Ended:
         assert case is not None
         if cell.hung:
@@ -95,7 +104,7 @@ def sanitize(tool: str, environment: Environment, subject: Subject, folder: Path
         tool=tool,
         exit_code=code,
         summary=None,
-        records=read_assertions(output, tool),
+        records=(*read_assertions(output, tool), *differing),
         results=tuple(results),
         expected_cases=len(subject.cases),
         launches=ledger.read(folder / LEDGER),
@@ -127,6 +136,8 @@ def prepared(tool: str, environment: Environment, folder: Path) -> Environment:
 
 def judged(facts: Facts, built: Sequence[binaries.Built] | None) -> Judgement:
     """The judgement that follows from the facts and from the process's builds."""
+    if facts.tool == FPSAN:
+        return algebra.judged(facts, built)
     records = facts.records or ()
     failing = [result for result in facts.results if result.status != "ok"]
     doubts = list(facts.doubts)

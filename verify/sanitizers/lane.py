@@ -15,7 +15,7 @@ from verify.evidence import Finding, Outcome, Recorder, Verdict
 from verify.judging.findings import Ruling
 from verify.problem.case import Case
 from verify.problem.coverage import coverage_bins
-from verify.sanitizers import instrumented
+from verify.sanitizers import algebra, instrumented
 from verify.sanitizers.course import Course
 from verify.sanitizers.failures import Failure, failures, finding, replay
 from verify.sanitizers.planted import PlantedFault, planted_problem
@@ -30,7 +30,7 @@ from verify.sanitizers.results import (
 )
 from verify.sanitizers.session import NOT_RUN, Booth, Session, Subject, never_run, rehearse
 from verify.sanitizers.skew import race
-from verify.sanitizers.tool import ALL, INSTRUMENTING, SKEW, TOOLS
+from verify.sanitizers.tool import ALL, FPSAN, INSTRUMENTING, SKEW, TOOLS
 from verify.variant import Declaration
 
 K = TypeVar("K")
@@ -165,13 +165,14 @@ class Lane:
 
     def try_all(self, rehearsed: Sequence[Rehearsed]) -> list[TriedSubject]:
         """Run each subject under every tool; results in their order."""
+        longest = sorted(rehearsed, key=lambda one: long_first(one.subject.declaration))
         slow_tools_first = sorted(self.tools, key=lambda tool: tool != SKEW)
         with ThreadPoolExecutor(self.workers) as pool:
             futures = {
                 pool.submit(self._under, tool, f"{one.number}", part, one): (one.number, tool)
                 for tool in slow_tools_first
-                for one in sorted(rehearsed, key=lambda one: long_first(one.subject.declaration))
-                if excludes(tool, one.subject.declaration) is None
+                for one in (_for_tool(tool, each) for each in longest)
+                if one.subject.cases and excludes(tool, one.subject.declaration) is None
                 for part in (parts(one.sane) if tool == SKEW and one.sane.cases else [one.sane])
             }
             found: dict[tuple[int, str], TriedSubject] = {}
@@ -291,6 +292,15 @@ def excludes(tool: str, declaration: Declaration) -> str | None:
     return instrumented.excludes(tool, declaration) if tool in INSTRUMENTING else None
 
 
+def _for_tool(tool: str, rehearsed: Rehearsed) -> Rehearsed:
+    """Those cases of a subject that the tool can judge: for FPSan, not all."""
+    if tool != FPSAN:
+        return rehearsed
+    subject = rehearsed.subject
+    cases = (c for c in subject.cases if algebra.comparable(subject.declaration, c.problem))
+    return replace(rehearsed, subject=replace(subject, cases=tuple(cases)))
+
+
 def _in_turn(
     faults: Sequence[PlantedFault], tools: Sequence[str]
 ) -> list[tuple[PlantedFault, str]]:
@@ -324,7 +334,11 @@ def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:
             continue
         if declaration.unavailable is not None:
             raise InfrastructureError(f"{fault.variant} cannot run here: {declaration.unavailable}")
-        problem = planted_problem(declaration)
+        problem = (
+            algebra.problems(declaration, declaration.support.dtypes[0])[0]
+            if fault.algebra
+            else planted_problem(declaration)
+        )
         case = Case(declaration.ref, declaration.configs[0].name, GROUP, problem)
         subjects[fault.variant] = Subject(
             declaration, declaration.configs[0], problem.dtype, (case,)

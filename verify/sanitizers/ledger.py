@@ -44,9 +44,9 @@ def begin_run() -> None:
     _write({"run": True})
 
 
-def write_binary(kernel: str, shared: int, *, changed: bool) -> None:
+def write_binary(kernel: str, shared: int, *, changed: bool, floats: bool = False) -> None:
     """Write what Triton has built: see `verify.sanitizers.binaries`, which reads it."""
-    _write({"binary": kernel, "shared": shared, "changed": changed})
+    _write({"binary": kernel, "shared": shared, "changed": changed, "floats": floats})
 
 
 def watch() -> None:

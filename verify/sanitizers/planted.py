@@ -17,6 +17,7 @@ from verify.sanitizers.facts import Judgement
 from verify.sanitizers.records import Record
 from verify.sanitizers.tool import (
     CONSAN,
+    FPSAN,
     INSTRUMENTING,
     POISONED,
     SHARED_SPACE,
@@ -41,6 +42,7 @@ BLIND = {
     " the bits of results)",
     "consan": "registers, global memory and the order of warps of one partition (it models which"
     " partition may see a tile of shared or tensor memory, and each mbarrier)",
+    "fpsan": "order, memory and rounding (it compares what is computed, in integers)",
     "synccheck": f"memory ({MANUAL}: Synccheck finds invalid uses of barriers and of wgmma)",
 }
 
@@ -58,7 +60,8 @@ class PlantedFault:
     show it (`verify.sanitizers.skew`).  by_triton: Triton compiles it, so that it is tried under
     its tools and with delays alone; the other faults are not tried under Triton's tools.
     optional: it is left out where it cannot run.  cluster: its CTAs share a tile, and wait for each
-    other at a barrier that ConSan does not know, so that it is tried with delays alone.
+    other at a barrier that ConSan does not know, so that it is tried with delays alone.  algebra:
+    it is for FPSan alone, which compares it with a plain kernel.
     """
 
     variant: str
@@ -74,6 +77,7 @@ class PlantedFault:
     by_triton: bool = False
     optional: bool = False
     cluster: bool = False
+    algebra: bool = False
 
     def under(self, sanitizer: Sanitizer) -> PlantedFault:
         """The fault as that sanitizer must treat it."""
@@ -90,11 +94,13 @@ class PlantedFault:
     def tried_under(self, tools: Sequence[str]) -> tuple[str, ...]:
         """Those of the tools that it is tried under.  Delays are for faults that they can show."""
         if self.by_triton:
-            own: tuple[str, ...] = INSTRUMENTING
-            if self.cluster:
+            own: tuple[str, ...] = (CONSAN,)
+            if self.algebra:
+                own = (FPSAN,)
+            elif self.cluster:
                 own = (SKEW,)
             elif not (self.spare or self.twin):
-                own = (*INSTRUMENTING, SKEW)
+                own = (CONSAN, SKEW)
             return tuple(tool for tool in tools if tool in own)
         everywhere = not self.spare
         return tuple(
@@ -147,8 +153,8 @@ def planted_problem(declaration: Declaration) -> Problem:
 
 
 _WRITE, _READ, _RACE = r"\bwrite\b", r"\bread\b", r"\brace\b|\bhazard\b"
-_TINY, _COPIES, _GLUON, _GLUON_COPIES = (
-    FOLDER / f"{name}.py" for name in ("tiny", "copies", "tiny_gluon", "gluon_forward")
+_TINY, _COPIES, _GLUON, _GLUON_COPIES, _ALGEBRA = (
+    FOLDER / f"{name}.py" for name in ("tiny", "copies", "tiny_gluon", "gluon_forward", "algebra")
 )
 
 # Slip of the hand in a copy -> what it is, the tool that must catch it, what its record shows.
@@ -253,6 +259,35 @@ GLUON: tuple[PlantedFault, ...] = (
     ),
 )
 
+# Slips of algebra in algebra.py -> what they do.
+_SLIPS_OF_ALGEBRA = {
+    "swapped-operand": "takes its scores from V where K belongs",
+    "wrong-scale": "scales the scores of one block of keys twice",
+    "lost-block": "leaves out one block of keys",
+    "stale-sum": "rescales O to a new maximum, and not the sum of its weights",
+}
+
+
+def _algebra(variant: str, about: str, *, twin: bool = False) -> PlantedFault:
+    """A kernel of algebra.py."""
+    return PlantedFault(
+        variant=variant,
+        file=_ALGEBRA,
+        about=about,
+        twin=twin,
+        caught_by=() if twin else (FPSAN,),
+        shows=() if twin else ("the plain kernel",),
+        by_triton=True,
+        optional=True,
+        algebra=True,
+    )
+
+
+ALGEBRA: tuple[PlantedFault, ...] = (
+    _algebra("planted-algebra-correct", "a small Triton forward without a slip", twin=True),
+    *(_algebra(f"planted-algebra-{slip}", what) for slip, what in _SLIPS_OF_ALGEBRA.items()),
+)
+
 # Of the slips in gluon_forward.py those that are races.
 _GLUON_SLIPS = {
     "missing-wait": "a wait for a tile of K removed",
@@ -351,6 +386,7 @@ FAULTS: tuple[PlantedFault, ...] = (
         " destroyed, which PyTorch's is not; campaigns record the growth of a process's memory)",
     ),
     *GLUON,
+    *ALGEBRA,
     *GLUON_COPIES,
     *COPIES,
 )
