@@ -170,11 +170,11 @@ def gradient_truth(
                     errors_of(problem, pairs, a, softmax, sharp=n == 0)
                     for n, (a, softmax) in enumerate(zip(arithmetics, softmaxes, strict=True))
                 ]
-                found = dq, dk.part(own_keys), dv.part(own_keys)
+                three = dq, dk.part(own_keys), dv.part(own_keys)
                 if ordered:
                     first = block.index[1].start, own_keys.start
-                    walk(pairs, keys[:, own_keys], first, *(each.partial for each in found))
-                _add(pairs, errors, keys[:, own_keys], *found)
+                    walk(pairs, keys[:, own_keys], first, *(each.partial for each in three))
+                _add(pairs, errors, keys[:, own_keys], *three)
             for n, result in enumerate(results(dq, [rule["dq"] for rule in rules])):
                 flat[3 * n][block.index] = result
             spans.put("dq", block.index, dq, rules[0]["dq"])

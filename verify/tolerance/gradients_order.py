@@ -56,12 +56,15 @@ class Partial:
         )
         if turned:
             whole, steps = whole.mT, steps.mT
-        return Partial(*whole, steps[0], like.new_zeros((), dtype=dtype))
+        running, walked, largest, spare = whole
+        return Partial(running, walked, largest, spare, steps[0], like.new_zeros((), dtype=dtype))
 
     def part(self, outputs: slice) -> Partial:
         """The same tensors at some outputs."""
-        several = self.running, self.walked, self.largest, self.spare, self.steps
-        return Partial(*(x[:, outputs] for x in several), self.most)
+        running, walked, largest, spare, steps = (
+            x[:, outputs] for x in (self.running, self.walked, self.largest, self.spare, self.steps)
+        )
+        return Partial(running, walked, largest, spare, steps, self.most)
 
     def add(self, weights: Tensor, operand: Tensor, visible: Tensor | None, first: int) -> None:
         """Add nominal weights (heads, outputs, terms) times an operand (heads, terms, dim).
