@@ -64,6 +64,7 @@ from verify.variant import (
     Config,
     Contract,
     GradientNumerics,
+    GradientOrder,
     GradientProducts,
     Gradients,
     GradientSoftmax,
@@ -303,6 +304,8 @@ NUMERICS = GradientNumerics(
     softmax=GradientSoftmax(exp="ex2.approx", probability="input"),
     score_gradient=ScoreGradient(dtype="input"),
     sums=GradientSums(block_m=0, block_n=0, group="float32", roundings=1),
+    # `multiply` takes one k-step of 16 after another, and a walk one block after another.
+    order=GradientOrder(head_dim="ascending", keys="ascending", rows="ascending"),
 )
 
 
@@ -343,7 +346,11 @@ ATOMIC = _variant(
         configs=CONFIGS[:1],
         support=SUPPORT,
     ),
-    replace(NUMERICS, sums=replace(NUMERICS.sums, block_n=None, atomics=("dq",))),
+    replace(
+        NUMERICS,
+        sums=replace(NUMERICS.sums, block_n=None, atomics=("dq",)),
+        order=replace(NUMERICS.order, keys="any"),
+    ),
 )
 VARIANTS = [VARIANT, ATOMIC]
 

@@ -69,6 +69,7 @@ from verify.variant import (
     Config,
     Contract,
     GradientNumerics,
+    GradientOrder,
     GradientProducts,
     Gradients,
     GradientSoftmax,
@@ -329,6 +330,10 @@ NUMERICS = GradientNumerics(
     softmax=GradientSoftmax(exp="ex2.approx", probability="input"),
     score_gradient=ScoreGradient(dtype="input"),
     sums=GradientSums(block_m=0, block_n=0, group="float32", roundings=1),
+    # A dot takes its inner dimension from the first to the last step of an MMA, or product by
+    # product, and adds to the sums so far; `inside` and `block_at` order the blocks, which have 16
+    # rows, or keys, or a multiple.
+    order=GradientOrder(head_dim="ascending", keys="whole_first", rows="whole_first"),
 )
 VARIANT = _variant("triton-flash-backward", TWO_PASS, CONFIGS, NUMERICS)
 ATOMIC = _variant(
@@ -336,7 +341,11 @@ ATOMIC = _variant(
     _ATOMIC,
     CONFIGS[1:],
     # 16 keys are the least that a program owns.
-    replace(NUMERICS, sums=replace(NUMERICS.sums, block_n=16, atomics=("dq",))),
+    replace(
+        NUMERICS,
+        sums=replace(NUMERICS.sums, block_n=16, atomics=("dq",)),
+        order=replace(NUMERICS.order, keys="any"),
+    ),
 )
 PRESCALED = _variant(
     "triton-flash-backward-prescaled",

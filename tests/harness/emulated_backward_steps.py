@@ -26,8 +26,9 @@ class BackwardKernel:
     style: "chain" or "partial", see above.  natural: exponents are S - LSE, not one fma in base 2.
     initial: the accumulator of dP begins with -D.  apart: dS is P dP - P D.  wide: results stay
     fp32, so that their rounding does not hide other errors.  alpha: what a scale inside the
-    products of dQ and dK multiplies, "operand" (K, Q) or "ds".  fault: a planted fault, see
-    `test_tolerance_backward`, or "".
+    products of dQ and dK multiplies, "operand" (K, Q) or "ds".  whole: from which part of
+    the blocks of 16 terms to which they are seen whole; these come first, then those before them,
+    then those behind.  fault: a planted fault, see `test_tolerance_backward`, or "".
     """
 
     name: str
@@ -39,6 +40,7 @@ class BackwardKernel:
     apart: bool = False
     wide: bool = False
     alpha: str = "operand"
+    whole: tuple[float, float] | None = None
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     fault: str = ""
 
@@ -92,8 +94,11 @@ class BackwardSteps:
         return torch.where(value < TINY, 0.0, value)
 
     def blocks(self, length: int, declared: int | None) -> Iterator[slice]:
-        size = declared or max(length, 1)
+        size = declared or (max(length, 1) if self.kernel.whole is None else 16)
         found = [slice(at, min(at + size, length)) for at in range(0, length, size)]
+        if self.kernel.whole is not None:
+            first, last = (round(part * len(found)) for part in self.kernel.whole)
+            return iter(found[first:last] + found[:first] + found[last:])
         return iter(found if self.kernel.style == "chain" else found[::-1])
 
     def stored(self, name: str) -> bool:

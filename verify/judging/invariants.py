@@ -45,6 +45,7 @@ KNOWN_GRADIENTS = (
     *("softmax.scale_roundings", "softmax.softcap_tanh", "softmax.probability"),
     *("score_gradient.dtype", "score_gradient.of", "score_gradient.scaled"),
     *("sums.block_m", "sums.block_n", "sums.group", "sums.atomics", "sums.roundings"),
+    *("order.head_dim", "order.keys", "order.rows"),
 )
 _LARGE = 300.0  # a limit of exponents, far inside the range of exp in fp64
 

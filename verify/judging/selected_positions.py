@@ -146,7 +146,7 @@ def row_gradients(p: Problem, given: Given, a: GradientArithmetic, rows: Tensor)
     ):
         keys, values = (_of_heads(p, x, block) for x in (given.k, given.v))
         own = given.rows(p, block, keys, values)
-        sums = Sums.zeros(len(own.q), own.q, 1)
+        sums = Sums.zeros(len(own.q), own.q, 1, ordered=rules[0].order != "any")
         for part, pairs in pairs_by_key(p, block, own, values, room, _TILE[device.type]):
             if pairs is not None:
                 _add(
@@ -155,6 +155,7 @@ def row_gradients(p: Problem, given: Given, a: GradientArithmetic, rows: Tensor)
                     errors_of(p, pairs, a).of_ds,
                     keys[:, part],
                     pairs.block.visible,
+                    part.start,
                 )
         want[block.index], bound[block.index] = results(sums, rules)
     if a.overscales(given.q, given.k):
@@ -179,7 +180,10 @@ def column_gradients(
     for (start, stop), parts in groupby(
         blocks, key=lambda block: (block.index[0].start, block.index[0].stop)
     ):
-        dk, dv = (Sums.zeros(stop - start, x[:1], 1) for x in made[:2])
+        dk, dv = (
+            Sums.zeros(stop - start, x[:1], 1, ordered=rules[name].order != "any")
+            for name, x in zip(("dk", "dv"), made[:2], strict=True)
+        )
         for found in parts:
             # A row that sees none of these keys is not empty: it can see others.
             block = replace(found, row_max=torch.where(empty[found.index], -math.inf, 0.0))
@@ -187,9 +191,9 @@ def column_gradients(
             own = given.rows(p, block, _of_heads(p, k, block), values)
             pairs = pairs_of(p, block, own, values, room)
             if pairs is not None:
-                errors = errors_of(p, pairs, a)
-                _add(dk, pairs.nominal.mT, errors.of_ds.mT, own.q, block.visible.mT)
-                _add(dv, pairs.weights.mT, errors.of_p.mT, own.dout, block.visible.mT)
+                errors, seen, first = errors_of(p, pairs, a), block.visible.mT, block.index[1].start
+                _add(dk, pairs.nominal.mT, errors.of_ds.mT, own.q, seen, first)
+                _add(dv, pairs.weights.mT, errors.of_p.mT, own.dout, seen, first)
         heads = slice(start // p.group, stop // p.group)
         made[0][heads], made[2][heads] = results(dk, [rules["dk"]])
         made[1][heads], made[3][heads] = results(dv, [rules["dv"]])
@@ -207,6 +211,10 @@ def _of_heads(p: Problem, x: Tensor, block: RowBlock) -> Tensor:
     return own.to(torch.float64).repeat_interleave(p.group, 0)
 
 
-def _add(sums: Sums, nominal: Tensor, errors: Tensor, operand: Tensor, visible: Tensor) -> None:
-    """Add nominal weights, which have no shift from exact ones."""
+def _add(
+    sums: Sums, nominal: Tensor, errors: Tensor, operand: Tensor, visible: Tensor, first: int
+) -> None:
+    """Add nominal weights, which have no shift from exact ones, from the `first` term on."""
+    if sums.partial is not None:
+        sums.partial.add(nominal, operand, visible, first)
     sums.add(Weights(nominal, None, nominal.abs()), [errors], operand, visible)

@@ -26,6 +26,7 @@ from verify.tolerance.gradients_arithmetic import BEST, GradientArithmetic, reso
 from verify.tolerance.gradients_errors import Errors, errors_of
 from verify.tolerance.gradients_intervals import Spans
 from verify.tolerance.gradients_known import Known
+from verify.tolerance.gradients_order import walk
 from verify.tolerance.gradients_pairs import Pairs, pairs_by_key, rows_of, within_base_2
 from verify.tolerance.gradients_softmax import calm_scores, guarded, row_sums
 from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
@@ -116,6 +117,7 @@ def gradient_truth(
     rules, room = [rules_of(problem, a) for a in arithmetics], room_on(q.device)
     budget = max(_BUDGET[q.device.type], _ROWS * group * problem.seqlen_kv)
     known = arithmetics[0].known_roundings
+    ordered = {name for rule in rules for name, each in rule.items() if each.order != "any"}
     spans = Spans.like(whole[:3], arithmetics[0])
     # Masked pairs are of no use, unless a kernel's 0 * inf can spread from one.
     right = any(a.own for a in arithmetics)
@@ -131,13 +133,26 @@ def gradient_truth(
         keys, values = (x[own].to(torch.float64).repeat_interleave(group, 0) for x in given[1:3])
         widest = values.abs().sum(-1).amax(-1)[:, None, None] if values.shape[1] else 0.0
         dk, dv = (
-            Sums.zeros(stop - start, x, len(arithmetics), turned=True, known=name in known)
+            Sums.zeros(
+                stop - start,
+                x,
+                len(arithmetics),
+                turned=True,
+                known=name in known,
+                ordered=name in ordered,
+            )
             for name, x in (("dk", keys), ("dv", values))
         )
         for block in parts:
             of_rows = [given[n][block.index].to(torch.float64) for n in (0, 3, 4, 5)]
             own_rows = rows_of(block, of_rows, widest, right, of_weights)
-            dq = Sums.zeros(stop - start, own_rows.q, len(arithmetics), known="dq" in known)
+            dq = Sums.zeros(
+                stop - start,
+                own_rows.q,
+                len(arithmetics),
+                known="dq" in known,
+                ordered="dq" in ordered,
+            )
             own_rows = own_rows if small else guarded(problem, own_rows, keys)
             tiles = partial(
                 pairs_by_key, problem, block, own_rows, values, room, _TILE[q.device.type]
@@ -155,7 +170,11 @@ def gradient_truth(
                     errors_of(problem, pairs, a, softmax, sharp=n == 0)
                     for n, (a, softmax) in enumerate(zip(arithmetics, softmaxes, strict=True))
                 ]
-                _add(pairs, errors, keys[:, own_keys], dq, dk.part(own_keys), dv.part(own_keys))
+                three = dq, dk.part(own_keys), dv.part(own_keys)
+                if ordered:
+                    first = block.index[1].start, own_keys.start
+                    walk(pairs, keys[:, own_keys], first, *(each.partial for each in three))
+                _add(pairs, errors, keys[:, own_keys], *three)
             for n, result in enumerate(results(dq, [rule["dq"] for rule in rules])):
                 flat[3 * n][block.index] = result
             spans.put("dq", block.index, dq, rules[0]["dq"])

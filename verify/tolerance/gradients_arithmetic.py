@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from references.masks import Full
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.arithmetic.instructions import Function
 from verify.arithmetic.mma import Unit
@@ -18,7 +19,9 @@ from verify.tolerance.resolution import (
     block_size,
     exponential,
     function_error,
+    has_order,
     holding,
+    multiplied_as,
     prescaled_by,
     product_unit,
 )
@@ -69,6 +72,10 @@ class GradientArithmetic:
     narrow: DType | None = None
     # False: where gradients lie before their last rounding is not asked
     intervals: bool = True
+    in_order: bool = False  # Q K^T and dO V^T add their products in the order of head_dim
+    # of the keys of dQ and of the rows of dK and dV: "any", "ascending", "whole_first"
+    key_order: str = "any"
+    row_order: str = "any"
 
     @property
     def exp(self) -> float:
@@ -99,6 +106,12 @@ class GradientArithmetic:
     def known_roundings(self) -> tuple[str, ...]:
         """The gradients of weights whose roundings are known."""
         return ("dq", "dk") * self.knows_ds + ("dv",) * self.knows_p
+
+    def order_of(self, name: str) -> str:
+        """Of the terms of "dq", "dk" or "dv"."""
+        if name in self.atomics:
+            return "any"
+        return self.key_order if name == "dq" else self.row_order
 
     def narrowing(self, times: int) -> float:
         """Relative error of so many roundings to `narrow`; 0 without it."""
@@ -170,6 +183,13 @@ def resolve(
         dtype_named(used["products.operands"]),
         prescaled_by(products.prescale, problem.scale),
     )
+    ordered = {
+        name: has_order(unit, arch, multiplied_as(arch, used[name], products.float32_products))
+        for name, unit in units.items()
+    }
+    blocks_m = block_count(problem.seqlen_q, block_size(sums.block_m, config.block_m))
+    blocks_n = block_count(problem.seqlen_kv, block_size(sums.block_n, config.block_n))
+    derived = ordered["score_gradient.dtype"], ordered["softmax.probability"]
     prescaled, both = products.prescale != "none", products.prescale == "sqrt"
     largest = abs(problem.scale) * math.log2(math.e) if products.prescale == "k" else by_k
     error = relative(PRESCALE_ROUNDINGS[products.prescale], operands.unit_roundoff)
@@ -189,8 +209,8 @@ def resolve(
         function=function_error(problem, softmax.softcap_tanh),
         probability=dtype_named(used["softmax.probability"]),
         score_gradient=dtype_named(used["score_gradient.dtype"]),
-        blocks_m=block_count(problem.seqlen_q, block_size(sums.block_m, config.block_m)),
-        blocks_n=block_count(problem.seqlen_kv, block_size(sums.block_n, config.block_n)),
+        blocks_m=blocks_m,
+        blocks_n=blocks_n,
         cast=sums.group == "cast" and problem.group > 1,
         gradient_roundings=sums.roundings,
         output=dtype_named(given),
@@ -206,7 +226,20 @@ def resolve(
         factor=abs(problem.scale) if of_scores.scaled and problem.scale else 1.0,
         memory=_narrow(used["sums.atomics_dtype"]),
         atomics=sums.atomics,
+        in_order=numerics.order.head_dim == "ascending" and ordered["products.operands"],
+        key_order=_order(numerics.order.keys, problem, blocks_n == 1 and derived[0]),
+        row_order=_order(numerics.order.rows, problem, blocks_m == 1 and all(derived)),
     )
+
+
+def _order(declared: str, problem: Problem, derived: bool) -> str:
+    """The order of the terms of a sum that runs through all blocks; "any" where nothing follows
+    from it."""
+    if not derived:
+        return "any"
+    # Without a mask a tile sees all blocks whole, but the last one where it is not full.
+    whole_first = declared == "whole_first" and isinstance(problem.mask, Full)
+    return "ascending" if whole_first else declared
 
 
 def _narrow(name: str) -> DType | None:

@@ -18,7 +18,7 @@ from verify.tolerance.arithmetic import FP32_MAX, TINY, U, farthest, relative, s
 from verify.tolerance.extremes import above, below
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_casts import of_score
-from verify.tolerance.partial_sums import of_product
+from verify.tolerance.partial_sums import Terms, of_product, smaller_in_order, terms_of
 from verify.tolerance.score_mods import factor_error, mod_errors, size_of
 from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss, whole
@@ -119,6 +119,7 @@ class Pairs:
     slope: Tensor | None  # of a score mod; 0 where masked; None where it is 1
     factor: Tensor  # nominal dP - D^
     product: Tensor  # B = |dO| |V|^T
+    values: Tensor  # V of these keys, (heads, keys, head_dim_v)
     exact: Tensor | None  # dS; None: the nominal one is
     nominal: Tensor  # dS of the nominal P and D^
     size: Tensor  # |nominal|
@@ -166,6 +167,7 @@ def pairs_of(
         slope=slope,
         factor=factor,
         product=torch.bmm(rows.dout.abs(), values.abs().mT, out=room.take()),
+        values=values,
         exact=exact,
         nominal=nominal,
         size=torch.abs(nominal, out=room.take()),
@@ -200,8 +202,11 @@ def score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple
     roundings = factor_error(problem, a)
     by_size, by_score = of_product(a.scores, problem.head_dim, a.prescaled)
     product = ((1 + a.prescaled) * (1 + a.scores.kappa(problem.head_dim)) - 1) * (1 + roundings)
-    before = torch.mul(block.magnitude, by_size * (1 + roundings), out=pairs.room.take())
-    before.add_(size, alpha=roundings + by_score * (1 + roundings))
+    before = torch.mul(block.magnitude, by_size, out=pairs.room.take())
+    before.add_(size, alpha=by_score)
+    if a.in_order:
+        smaller_in_order(before, terms_of(block, abs(problem.scale)), a.scores, a.prescaled)
+    before.mul_(1 + roundings).add_(size, alpha=roundings)
     flushed = flushed_score(
         a.scores, problem, abs(problem.scale) * a.operands.query * a.operands.key
     )
@@ -295,7 +300,10 @@ def difference_error(
     # Of P dP and P D the difference is rounded besides.
     by_size, by_sum = of_product(a.scores, terms)
     rounding = by_size + (2 * U if a.sums_delta else 0.0) + a.narrowing(3)
-    size.mul_(rounding).add_(reach, alpha=by_sum).add_(_lost_in_product(problem, pairs, a))
+    size.mul_(rounding).add_(reach, alpha=by_sum)
+    if a.in_order and a.narrow is None and not a.sums_delta:
+        smaller_in_order(size, Terms(rows.dout, pairs.values, pairs.product), a.scores)
+    size.add_(_lost_in_product(problem, pairs, a))
     return size.add_(delta * (1 + by_sum)), overflows
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, U, relative
 from verify.tolerance.extremes import above, below
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
+from verify.tolerance.gradients_order import InOrder, Magnitudes, Partial, error_in_order
 from verify.tolerance.partial_sums import saved
 from verify.tolerance.subnormals import Lost, Weighted
 
@@ -51,14 +53,20 @@ class Sums:
     known: list[Tensor]
     # of the finished sums, what `_others` gives, by arithmetic and query heads in one result
     others: dict[tuple[int, int], Others] = field(default_factory=dict)
+    partial: Partial | None = None  # where some arithmetic declares an order
 
     @staticmethod
     def zeros(
-        heads: int, like: Tensor, arithmetics: int, turned: bool = False, known: bool = False
+        heads: int,
+        like: Tensor,
+        arithmetics: int,
+        turned: bool = False,
+        known: bool = False,
+        ordered: bool = False,
     ) -> Sums:
         """For as many outputs as `like`, (heads, outputs, dim), has.  turned: the weights come
         transposed, to which a product with transposed results is quicker.  known: some roundings
-        are."""
+        are; ordered: the order of the terms is."""
         outputs, dim = like.shape[1:]
         count, shapes = (
             3 + arithmetics,
@@ -69,7 +77,17 @@ class Sums:
         if turned:
             whole, single = whole.mT, single.mT
         errors, middle = list(whole[3:count]), list(whole[count:])
-        return Sums(whole[0], whole[1], whole[2], errors, single[0], list(single[2:]), middle)
+        partial = Partial.zeros(heads, like, turned) if ordered else None
+        return Sums(
+            whole[0],
+            whole[1],
+            whole[2],
+            errors,
+            single[0],
+            list(single[2:]),
+            middle,
+            partial=partial,
+        )
 
     def part(self, outputs: slice) -> Sums:
         """The same tensors at some outputs."""
@@ -84,6 +102,7 @@ class Sums:
             terms,
             [x[:, outputs] for x in self.sums],
             [x[:, outputs] for x in self.known],
+            partial=self.partial and self.partial.part(outputs),
         )
 
     def add(
@@ -127,6 +146,7 @@ class Rule:
     operand: float = 0.0  # relative error of what the weights are multiplied by
     coarse: float = 0.0  # what it may lose below the normal range, times the scale
     memory: DType | None = None  # in which partial sums are added up, scaled, if that is not fp32
+    order: str = "any"  # of the terms
 
 
 def rules_of(problem: Problem, a: GradientArithmetic) -> dict[str, Rule]:
@@ -156,7 +176,7 @@ def rules_of(problem: Problem, a: GradientArithmetic) -> dict[str, Rule]:
         ),
     }
     return {
-        name: replace(rule, memory=a.memory if name in a.atomics else None)
+        name: replace(rule, memory=a.memory if name in a.atomics else None, order=a.order_of(name))
         for name, rule in rules.items()
     }
 
@@ -267,9 +287,15 @@ def _others(sums: Sums, n: int, rule: Rule, heads: int) -> Others:
         flushed = flushed + (1 + rounded) * rule.unit.underflow(padded)
     # Nothing is lost where every product is 0; nearly always none is.
     lossy: Tensor | float = 1.0 if above(reach, 0.0) else reach > 0
-    total = torch.mul(reach, rounded).add_(flushed * lossy)
+    total = torch.mul(reach, rounded)
     exact = torch.add(sums.exact, sums.moved)
-    total.sub_(saved(of_sums, size, _fold(exact, heads).abs_()))
+    total.sub_(saved(of_sums, size, _fold(exact, heads).abs()))
+    if rule.order != "any" and sums.partial is not None:
+        order = InOrder(rule.unit, rule.operand, rule.roundings, rule.order == "whole_first")
+        given = Magnitudes(exact, reach, error, terms)
+        ordered = error_in_order(sums.partial, order, given, partial(_fold, heads=heads))
+        torch.fmin(total, ordered, out=total)  # fp32 may overflow, to NaN
+    total.add_(flushed * lossy)
     if rule.weighted.threshold:
         lost = Lost(error, _fold(sums.sums[1 + n], heads))
         total.add_((1 + rounded) * rule.weighted.loss(terms, bare, reach, lost))

@@ -6,6 +6,8 @@ The derivation is docs/tolerance.md, *Partial sums*.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -35,19 +37,40 @@ def saved(of_sums: Tensor | float, sizes: Tensor, sums: Tensor) -> Tensor:
     return (sizes - sums).clamp_(min=0.0).mul_(of_sums / 2)
 
 
-def smaller_in_order(
-    error: Tensor, block: RowBlock, unit: Unit, scale: float, operands: float
-) -> None:
-    """Make the errors of the block's product-sums smaller where their partial sums, in the order of
-    head_dim, are known to be small.
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What product-sums add up along their last dimension: left (heads, rows, terms), right (heads,
+    keys, terms), in any precision; sizes: the sums of |left| |right|, (heads, rows, keys)."""
 
-    error: (heads, rows, keys), of sums that |scale| has multiplied.  operands: as in `of_product`.
-    The partial sums are computed in fp32, for three digits of them are enough.
+    left: Tensor
+    right: Tensor
+    sizes: Tensor
+
+
+def precision(x: Tensor) -> torch.dtype:
+    """What partial sums are computed in: fp32, for three digits of them are enough; on a GPU, which
+    could multiply fp32 by tf32, fp64."""
+    return torch.float64 if x.is_cuda else torch.float32
+
+
+def terms_of(block: RowBlock, scale: float) -> Terms:
+    """Of the block's scores, which |scale| multiplies; K of each head in the precision of partial
+    sums, so that it is copied in that."""
+    keys = block.keys_of_heads.to(precision(block.queries))[block.key_heads]
+    return Terms(block.queries * scale, keys, block.magnitude)
+
+
+def smaller_in_order(error: Tensor, given: Terms, unit: Unit, operands: float = 0.0) -> None:
+    """Make the errors of product-sums smaller where their partial sums, in the order of their
+    terms, are known to be small.
+
+    error: (heads, rows, keys).  operands: as in `of_product`.  The partial sums are computed in
+    fp32, for three digits of them are enough.
     """
     leaf = (1 + operands) * (1 + 2 * unit.operand_error) - 1
-    terms, chain = block.queries.shape[-1], isinstance(unit, NearestChain)
+    terms, chain = given.left.shape[-1], isinstance(unit, NearestChain)
     kappa = unit.kappa(terms) - 2 * unit.operand_error
-    total = _chain(block, unit, scale) if chain else _fused(block, unit, scale)
+    total = _chain(given, unit) if chain else _fused(given, unit)
     # Between two computed sums of a chain lie others, larger by half of the sizes between them; and
     # products that are rounded alone.
     by_size = leaf + kappa * (leaf + terms * 2.0**-22)
@@ -57,26 +80,23 @@ def smaller_in_order(
     growth = each ** (terms if chain else -(-terms // unit.products)) * (1 + 2.0**-16)
     room = room_on(error.device, "order")
     room.clear(error)
-    ordered = torch.mul(block.magnitude, by_size, out=room.take())
+    ordered = torch.mul(given.sizes, by_size, out=room.take())
     ordered.add_(total, alpha=growth * (1 + leaf))
     torch.fmin(error, ordered, out=error)  # fp32 may overflow, to NaN
 
 
-def _operands(block: RowBlock, scale: float) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Q, scaled, and K of each head in fp32, and three tensors like the scores; on a GPU, which
-    could multiply fp32 by tf32, in fp64."""
-    dtype = torch.float64 if block.queries.is_cuda else torch.float32
-    queries = (block.queries * scale).to(dtype)
-    keys = block.keys_of_heads.to(dtype)[block.key_heads]
-    room = room_on(queries.device, "partial sums")
-    room.clear(queries, *block.scores.shape)
-    return queries, keys, (room.take().zero_(), room.take().zero_(), room.take().zero_())
+def _operands(given: Terms) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Both operands in the precision of partial sums, and three tensors like the sums."""
+    left, right = (x.to(precision(x)) for x in (given.left, given.right))
+    room = room_on(left.device, "partial sums")
+    room.clear(left, *given.sizes.shape)
+    return left, right, (room.take().zero_(), room.take().zero_(), room.take().zero_())
 
 
-def _fused(block: RowBlock, unit: Unit, scale: float) -> Tensor:
+def _fused(given: Terms, unit: Unit) -> Tensor:
     """Of a matrix unit: per instruction, 2^-F of the largest term for each product, and 2^-p of the
     sum; fp32."""
-    queries, keys, (total, running, size) = _operands(block, scale)
+    queries, keys, (total, running, size) = _operands(given)
     for at in range(0, queries.shape[-1], unit.products):
         part = slice(at, at + unit.products)
         q, k = queries[..., part], keys[..., part]
@@ -88,10 +108,10 @@ def _fused(block: RowBlock, unit: Unit, scale: float) -> Tensor:
     return total
 
 
-def _chain(block: RowBlock, unit: Unit, scale: float) -> Tensor:
+def _chain(given: Terms, unit: Unit) -> Tensor:
     """Of a chain of additions to nearest: u of every partial sum, each taken as the mean of the two
     computed ones around it; fp32."""
-    queries, keys, (total, running, size) = _operands(block, scale)
+    queries, keys, (total, running, size) = _operands(given)
     for at in range(0, queries.shape[-1], _STEP):
         part = slice(at, at + _STEP)
         q, k = queries[..., part], keys[..., part]

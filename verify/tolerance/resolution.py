@@ -59,11 +59,11 @@ def product_unit(
 
     On a CPU, where the interpreter drops tf32's bits, three products of tf32 are one of fp32.
     """
-    kind = _multiplied(arch, operands, float32_products)
+    kind = multiplied_as(arch, operands, float32_products)
     return declared_unit(arch, kind, accumulator, instruction)
 
 
-def _multiplied(arch: str, operands: str, float32_products: str) -> str:
+def multiplied_as(arch: str, operands: str, float32_products: str) -> str:
     """What the unit multiplies: the operands' dtype, or how fp32 is multiplied."""
     exact = "tf32x3" if arch == "cpu" else "ieee"
     by_tf32 = operands == "float32" and float32_products not in ("ieee", exact)
@@ -187,7 +187,7 @@ def _resolved(numerics: Numerics, config: Config, problem: Problem, arch: str) -
         step=softmax.maximum.step,
         in_order=(
             numerics.order.head_dim == "ascending"
-            and _has_order(scores, arch, _multiplied(arch, operands, products.float32_products))
+            and has_order(scores, arch, multiplied_as(arch, operands, products.float32_products))
         ),
         key_order=softmax.maximum.key_order,
         block_n=block_n,
@@ -211,7 +211,7 @@ def _resolved(numerics: Numerics, config: Config, problem: Problem, arch: str) -
     )
 
 
-def _has_order(unit: Unit, arch: str, multiplied: str) -> bool:
+def has_order(unit: Unit, arch: str, multiplied: str) -> bool:
     """Whether a bound is derived for products that the unit adds in order: one whose groups are
     known, or fp32 sums of a GPU's scalar units.  Libraries for CPUs add as they like."""
     if not arch_named(arch).instructions or unit.accumulator != "float32":

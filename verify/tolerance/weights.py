@@ -16,7 +16,7 @@ from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, farthest, relative
 from verify.tolerance.exact_sums import ExactUnit
 from verify.tolerance.integers import ScoreErrors, Steps, score_errors
-from verify.tolerance.partial_sums import of_product, smaller_in_order
+from verify.tolerance.partial_sums import of_product, smaller_in_order, terms_of
 from verify.tolerance.score_mods import factor_error, mod_errors, narrow_roundings, size_of
 from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss
@@ -242,7 +242,8 @@ def _score_errors(
     by_size, by_score = of_product(a.scores, problem.head_dim, a.operand_roundings)
     error = torch.mul(block.magnitude, by_size, out=first).add_(size, alpha=by_score)
     if a.in_order:
-        smaller_in_order(error, block, a.scores, abs(problem.scale), a.operand_roundings)
+        terms = terms_of(block, abs(problem.scale))
+        smaller_in_order(error, terms, a.scores, a.operand_roundings)
     error.mul_(1 + rounding).add_(size, alpha=rounding)
     # What is behind the product: the scale, unless it stood before, and descales.
     behind = abs(problem.scale) * a.operands.query * a.operands.key

@@ -25,6 +25,7 @@ from verify.variant.contract import Contract
 from verify.variant.declaration import Declaration, declaration_from
 from verify.variant.numerics import (
     GradientNumerics,
+    GradientOrder,
     GradientProducts,
     GradientSoftmax,
     GradientSums,
@@ -60,6 +61,7 @@ __all__ = [
     "DeclarationError",
     "Descales",
     "GradientNumerics",
+    "GradientOrder",
     "GradientProducts",
     "GradientSoftmax",
     "GradientSums",

@@ -288,6 +288,25 @@ class GradientSums(Declared, path="gradients.sums"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GradientOrder(Declared, path="gradients.order"):
+    """In which order a backward's sums are made.
+
+    `keys` and `rows` are of sums that run through all blocks (a block size of 0 in `GradientSums`)
+    and no atomics.  The positions [16 i, 16 i + 16) are neighbours, among which any order is right:
+    "ascending", they come from the first to the last; "whole_first", in blocks of such neighbours,
+    of which those come first that a tile sees whole, then those before these, then those behind,
+    each ascending; "any" promises nothing.
+    """
+
+    # S = Q K^T and dP = dO V^T, along head_dim, each from zero: as `numerics.order.head_dim`
+    head_dim: str = "any"
+    # dQ, along the keys
+    keys: str = "any"
+    # dK and dV, along the rows of a query head; heads of a group one after the other, in any order
+    rows: str = "any"
+
+
+@dataclass(frozen=True, kw_only=True)
 class GradientNumerics(Declared, path="gradients"):
     """How a backward computes dQ, dK and dV from the saved O and LSE:
 
@@ -299,6 +318,7 @@ class GradientNumerics(Declared, path="gradients"):
     softmax: GradientSoftmax = field(default_factory=GradientSoftmax)
     score_gradient: ScoreGradient = field(default_factory=ScoreGradient)
     sums: GradientSums = field(default_factory=GradientSums)
+    order: GradientOrder = field(default_factory=GradientOrder)
 
     @property
     def reads_out(self) -> bool:

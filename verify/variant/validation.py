@@ -294,6 +294,11 @@ RULES: dict[str, dict[str, Check]] = {
         "atomics_dtype": _kept,
         "roundings": _roundings,
     },
+    "gradients.order": {
+        "head_dim": one_of("any", "ascending"),
+        "keys": one_of("any", "ascending", "whole_first"),
+        "rows": one_of("any", "ascending", "whole_first"),
+    },
     "witness": {
         "case": matching(r"[\x21-\x7e]+:[^:\s]+:[^:\s]+:[^\s]+", "case id"),
         "tensor": one_of("out", "lse", "dq", "dk", "dv"),

@@ -59,6 +59,9 @@ ODD: dict[str, dict[str, object]] = {
     "atomics": {"atomics": ("dq", "dk", "dv"), "atomics_dtype": "input"},
     "atomics_dtype": {"atomics": ("dq",), "atomics_dtype": "input"},
     "sums_roundings": {"sums_roundings": 9},
+    "order_head_dim": {"order_head_dim": "ascending"},
+    "order_keys": {"order_keys": "ascending", "block_n": 0},
+    "order_rows": {"order_rows": "whole_first", "block_m": 0},
 }
 
 

@@ -21,6 +21,7 @@ from verify.variant import (
     Contract,
     DeclarationError,
     GradientNumerics,
+    GradientOrder,
     GradientProducts,
     GradientSoftmax,
     GradientSums,
@@ -52,6 +53,7 @@ KINDS: tuple[type, ...] = (
     *(Config, Support, Contract, Numerics, Products, Softmax, Maximum, RowSum, Output, Order),
     Quantised,
     *(GradientNumerics, GradientProducts, GradientSoftmax, ScoreGradient, GradientSums),
+    GradientOrder,
     Witness,
 )
 OWNERS: dict[str, tuple[type, dict[str, Any]]] = {

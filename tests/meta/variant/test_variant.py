@@ -138,6 +138,7 @@ ODD = Variant(
         group="cast",
         atomics=("dq",),
         sums_roundings=2,
+        order_head_dim="ascending",
     ),
     backward=lambda *tensors: None,
     contract=Contract(
