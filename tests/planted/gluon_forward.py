@@ -31,7 +31,7 @@ SLIPS = {
 # One slot, into which every next tile is copied: a head dim of 256 leaves no room for a second.
 COPIES = Copies(
     name="gluon",
-    files=("ring", "hopper_forward"),
+    files=("ring", "softmax", "hopper_forward"),
     slips=SLIPS,
     shipped=hopper_forward.VARIANT,
     config=hopper_forward.VARIANT.configs[0],
