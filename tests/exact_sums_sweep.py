@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import torch
 
+from tests.harness import sweeps
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.fake_trials import OK, trial_of
 from tests.meta.tolerance.test_tolerance import HONEST, suits
@@ -75,39 +76,37 @@ def trials(kernel: Kernel, dtype: str, oracle: str) -> Iterator[Trial]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Judge as many elements as the command line asks for; 1 if one was refused."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--elements", type=int, default=60_000, help="of each arithmetic")
-    parser.add_argument("--only", default="", help="a part of the name of the arithmetics to run")
-    asked = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    total = refused = 0
-    for kernel in (kernel for kernel in arithmetics() if asked.only in kernel.name):
-        for dtype, oracle in itertools.product(kernel.dtypes, _ORACLES):
-            if oracle == "gather" and gather.excludes(
-                trial_of(
-                    Problem.parse(f"sq=1,skv=1,d=8,dtype={dtype}"), numerics=kernel.numerics
-                ).declaration
-            ):
-                continue
-            counted = 0
-            ratios: dict[str, list[float]] = {"out": [], "lse": []}
-            for trial in trials(kernel, dtype, oracle):
-                if counted >= asked.elements:
-                    break
-                out = trial.first.out
-                assert out is not None
-                counted += out.numel()
-                finding = _ORACLES[oracle](trial).finding
-                if finding is not None:
-                    refused += 1
-                    print(f"REFUSED {trial.problem.name}: {kernel.name}: {finding.message}")
-                for name, ratio in sharper(trial, oracle).items():
-                    ratios[name].append(ratio)
-            total += counted
-            gains = ", ".join(f"{k} {statistics.median(v):.1f}" for k, v in ratios.items() if v)
-            print(f"{kernel.name}, {dtype}, {oracle}: {counted} elements, {gains}", flush=True)
+    asked = sweeps.options(__doc__, arguments, elements=(60_000, "of each arithmetic"))
+    total, refused = sweeps.over(arithmetics(), asked, _swept)
     print(f"{total} elements, {refused} cases refused")
     return 1 if refused else 0
+
+
+def _swept(kernel: Kernel, dtype: str, asked: argparse.Namespace) -> tuple[int, int]:
+    total = refused = 0
+    smallest = Problem.parse(f"sq=1,skv=1,d=8,dtype={dtype}")
+    declaration = trial_of(smallest, numerics=kernel.numerics).declaration
+    for oracle, judge in _ORACLES.items():
+        if oracle == "gather" and gather.excludes(declaration):
+            continue
+        counted = 0
+        ratios: dict[str, list[float]] = {"out": [], "lse": []}
+        for trial in trials(kernel, dtype, oracle):
+            if counted >= asked.elements:
+                break
+            out = trial.first.out
+            assert out is not None
+            counted += out.numel()
+            finding = judge(trial).finding
+            if finding is not None:
+                refused += 1
+                print(f"REFUSED {trial.problem.name}: {kernel.name}: {finding.message}")
+            for name, ratio in sharper(trial, oracle).items():
+                ratios[name].append(ratio)
+        total += counted
+        gains = ", ".join(f"{k} {statistics.median(v):.1f}" for k, v in ratios.items() if v)
+        print(f"{kernel.name}, {dtype}, {oracle}: {counted} elements, {gains}", flush=True)
+    return total, refused
 
 
 def sharper(trial: Trial, oracle: str) -> dict[str, float]:

@@ -17,10 +17,8 @@ import math
 import random
 import statistics
 import sys
-from dataclasses import replace
 
-import torch
-
+from tests.harness import sweeps
 from tests.harness.emulation import Kernel, Luck
 from tests.harness.ordered_forwards import HONEST, SHAPES, Judged, judged, mixed, problem_of, suits
 from verify.problem import Problem
@@ -31,17 +29,14 @@ _LUCKS = tuple(Luck)
 
 def main(arguments: list[str] | None = None) -> int:
     """Judge as many elements as the command line asks for; 1 if one was refused."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--elements", type=int, default=1_000_000, help="of each arithmetic")
-    parser.add_argument("--climb", type=int, default=40, help="variants of the worst problem")
-    parser.add_argument("--mixed", type=int, default=2000, help="problems of mixed declarations")
-    parser.add_argument("--only", default="", help="a part of the name of the arithmetics to run")
-    asked = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    refused = 0
-    for kernel in (kernel for kernel in HONEST if asked.only in kernel.name):
-        for dtype in kernel.dtypes:
-            refused += _swept(kernel, dtype, asked.elements, asked.climb)
+    asked = sweeps.options(
+        __doc__,
+        arguments,
+        elements=(1_000_000, "of each arithmetic"),
+        climb=(40, "variants of the worst problem"),
+        mixed=(2000, "problems of mixed declarations"),
+    )
+    _, refused = sweeps.over(HONEST, asked, _swept)
     refused += _mixed(asked.mixed)
     return 1 if refused else 0
 
@@ -66,8 +61,7 @@ def _mixed(problems: int) -> int:
     return refused
 
 
-def _swept(kernel: Kernel, dtype: str, elements: int, climb: int) -> int:
-    """How many elements of one arithmetic and dtype were refused."""
+def _swept(kernel: Kernel, dtype: str, asked: argparse.Namespace) -> tuple[int, int]:
     shapes = [shape for shape in SHAPES if suits(kernel, shape)]
     counted = refused = 0
     best: tuple[float, Problem, Luck] | None = None
@@ -78,7 +72,7 @@ def _swept(kernel: Kernel, dtype: str, elements: int, climb: int) -> int:
         for turn in itertools.count()
         for distribution, shape in itertools.product(ordinary(), shapes)
     ):
-        if counted >= elements:
+        if counted >= asked.elements:
             break
         problem = problem_of(shape, dtype, distribution, seed=number)
         luck = _LUCKS[number % len(_LUCKS)]
@@ -90,12 +84,9 @@ def _swept(kernel: Kernel, dtype: str, elements: int, climb: int) -> int:
             sharper.append(found.sharper())
         if best is None or found.worst > best[0]:
             best = found.worst, problem, luck
-    for step in range(climb if best is not None else 0):
+    for step in range(asked.climb if best is not None else 0):
         assert best is not None
-        made = random.Random(step)
-        scale = best[1].scale * (1 + made.choice((1e-6, 1e-4, 1e-2)) * made.uniform(-1, 1))
-        seed = best[1].seed + (step % 4 == 0) * made.randrange(1 << 16)
-        problem = replace(best[1], softmax_scale=scale, seed=seed)
+        problem = sweeps.nearby(best[1], step)
         found = judged(problem, kernel, best[2])
         counted += found.known.numel()
         refused += _refused(found, problem, kernel, best[2])
@@ -109,7 +100,7 @@ def _swept(kernel: Kernel, dtype: str, elements: int, climb: int) -> int:
         f" as wide; worst {best[1].name}, {best[2].value}",
         flush=True,
     )
-    return refused
+    return counted, refused
 
 
 def _refused(found: Judged, problem: Problem, kernel: Kernel, luck: Luck) -> int:

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import random
 import statistics
 import sys
 from dataclasses import dataclass, replace
 
-import torch
-
+from tests.harness import sweeps
 from tests.harness.declared import flat_numerics
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.meta.tolerance.test_tolerance import truth_of
@@ -112,23 +110,18 @@ def judged(problem: Problem, kernel: Kernel, luck: Luck) -> Judged:
 
 def main(arguments: list[str] | None = None) -> int:
     """Judge as many rows as the command line asks for; 1 if one was refused."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--rows", type=int, default=20_000, help="of each arithmetic and dtype")
-    parser.add_argument("--climb", type=int, default=20, help="variants of the worst problem")
-    parser.add_argument("--only", default="", help="a part of the name of the arithmetics to run")
-    asked = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    total = refused = 0
-    for kernel in (kernel for kernel in kernels() if asked.only in kernel.name):
-        for dtype in kernel.dtypes:
-            rows, bad = _swept(kernel, dtype, asked.rows, asked.climb)
-            total += rows
-            refused += bad
+    asked = sweeps.options(
+        __doc__,
+        arguments,
+        rows=(20_000, "of each arithmetic and dtype"),
+        climb=(20, "variants of the worst problem"),
+    )
+    total, refused = sweeps.over(kernels(), asked, _swept)
     print(f"{total} rows, {refused} problems refused")
     return 1 if refused else 0
 
 
-def _swept(kernel: Kernel, dtype: str, rows: int, climb: int) -> tuple[int, int]:
+def _swept(kernel: Kernel, dtype: str, asked: argparse.Namespace) -> tuple[int, int]:
     counted = refused = 0
     best: tuple[float, Problem, Luck] | None = None
     found: list[Judged] = []
@@ -148,24 +141,21 @@ def _swept(kernel: Kernel, dtype: str, rows: int, climb: int) -> tuple[int, int]
     lucks = itertools.cycle(Luck)
     pairs = (p for turn in itertools.count() for p in itertools.product(ordinary(), SHAPES))
     for number, (distribution, shape) in enumerate(pairs):
-        if counted >= rows or number > 4000:
+        if counted >= asked.rows or number > 4000:
             break
         out = ",out=bfloat16" if "float8" in dtype else ""
         text = f"{shape},dtype={dtype}{out},dist={distribution},seed={number}"
         run(Problem.parse(text), next(lucks))
-    for step in range(climb):
+    for step in range(asked.climb):
         assert best is not None
-        made = random.Random(step)
-        scale = best[1].scale * (1 + made.choice((1e-6, 1e-4, 1e-2)) * made.uniform(-1, 1))
-        seed = best[1].seed + (step % 4 == 0) * made.randrange(1 << 16)
-        run(replace(best[1], softmax_scale=scale, seed=seed), best[2])
-    asked = [one for one in found if one.rows]
+        run(sweeps.nearby(best[1], step), best[2])
+    with_rows = [one for one in found if one.rows]
     print(
         f"{kernel.name}, {dtype}: {counted} rows, {refused} refused,"
-        f" r {max(one.ratio for one in asked):.3f}, lattice"
-        f" {max(one.lattice for one in asked):.3f}, bound"
-        f" {statistics.median(one.sharper for one in asked):.2f} times as sharp,"
-        f" {statistics.median(one.numbers for one in asked):.0f} numbers right",
+        f" r {max(one.ratio for one in with_rows):.3f}, lattice"
+        f" {max(one.lattice for one in with_rows):.3f}, bound"
+        f" {statistics.median(one.sharper for one in with_rows):.2f} times as sharp,"
+        f" {statistics.median(one.numbers for one in with_rows):.0f} numbers right",
         flush=True,
     )
     return counted, refused

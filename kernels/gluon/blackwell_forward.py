@@ -6,7 +6,6 @@ O.  They meet at mbarriers alone (docs/gluon.md).  Compiled, and run on the CPU 
 tests/harness/gluon_partitions.py; never run on a GPU.
 """
 
-import math
 from dataclasses import replace
 from functools import partial
 
@@ -17,8 +16,18 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from kernels.gluon import hopper_forward
-from kernels.gluon.hopper_forward import BUCKETS, ROW_UNIT, descriptor
+from kernels.gluon import hopper_forward, host
+from kernels.gluon.hopper_forward import BUCKETS
+from kernels.gluon.host import (
+    UNSPECIALIZED,
+    bucket_of,
+    builds_of,
+    compile_launch,
+    descriptor,
+    keywords,
+    run,
+    scalars,
+)
 from kernels.gluon.partitions import (
     TensorMemoryLayout,
     allocate_tensor_memory,
@@ -30,21 +39,18 @@ from kernels.gluon.partitions import (
     unavailable as without_tensor_memory,
 )
 from kernels.gluon.ring import close_ring, meet, open_ring
+from kernels.gluon.rows import own_place, own_rows
 from kernels.masks import mask_build, mask_tables
-from kernels.triton.common import LOG2_E, Blocks, Launch, counts
-from kernels.triton.compile import arguments, binary, compilable, meta
-from kernels.triton.tiles import key_walk, own_tile, seen_keys
+from kernels.triton.common import Blocks, Launch
+from kernels.triton.compile import compilable
+from kernels.triton.tiles import key_walk
 from verify.variant import (
     AttentionArgs,
-    Binary,
     Build,
     Config,
-    Unsupported,
     Workspace,
-    arch_named,
 )
 
-SHARED_BYTES = 227 * 1024  # of a block on Blackwell
 COLUMNS = 512  # of tensor memory, 32 bits in each of 128 rows
 
 
@@ -81,16 +87,9 @@ def _blackwell_forward(  # noqa: PLR0915, PLR0917
     O_MEMORY: gl.constexpr = TensorMemoryLayout([BLOCK_M, BLOCK_D], col_stride=1)
     ALL_ROWS: gl.constexpr = gl.BlockedLayout([1], [32], [num_warps], [0])
 
-    # The last tile first, since causal rows grow longer.
-    tiles = gl.cdiv(seqlen_q, BLOCK_M)
-    tile, head, batch = own_tile(tiles, heads_q)
-    tile = tiles - 1 - tile
-    head_kv = head // group
-
-    # Rows past the end repeat the last one: they do not widen the tile's bounds.
+    tile, head, head_kv, batch = own_place(seqlen_q, heads_q, group, BLOCK_M)
     sizes = seqlen_q, seqlen_kv, diagonal_low, diagonal_high
-    every = gl.minimum(tile * BLOCK_M + gl.arange(0, BLOCK_M, ALL_ROWS), seqlen_q - 1)
-    low, high = seen_keys(every, tables, batch, sizes, KIND)
+    _, low, high = own_rows(tile, tables, batch, sizes, KIND, BLOCK_M, ALL_ROWS)
     first, last, walk = key_walk(low, high, seqlen_kv, BLOCK_N)
 
     q_tile = gl.allocate_shared_memory(DTYPE, [BLOCK_M, BLOCK_D], TILE)
@@ -172,14 +171,7 @@ def _blackwell_forward(  # noqa: PLR0915, PLR0917
     close_ring(o_here, 1)
 
 
-kernel = gluon.jit(
-    _blackwell_forward,
-    do_not_specialize=[
-        *("out_batch", "out_head", "out_row", "dim_v", "heads_q", "group"),
-        *("seqlen_q", "seqlen_kv", "diagonal_low", "diagonal_high"),
-    ],
-    do_not_specialize_on_alignment=["lse"],
-)
+kernel = gluon.jit(_blackwell_forward, **UNSPECIALIZED)
 
 
 def columns(block_n: int, bucket: int, sides: int) -> int:
@@ -190,21 +182,17 @@ def columns(block_n: int, bucket: int, sides: int) -> int:
 def effective_blocks(config: Config, bucket: int) -> Blocks:
     """The blocks launched for a config: as declared, with as many stages as shared memory holds;
     the widest O takes 8 warps."""
-    blocks = Blocks.declared(config)
-    stage = 2 * 2 * blocks.block_n * bucket
-    barriers = 1024
-    room = (SHARED_BYTES - barriers - 2 * blocks.block_m * bucket) // stage
-    warps = 8 if bucket == BUCKETS[-1] else blocks.num_warps
-    return replace(blocks, num_stages=min(blocks.num_stages, room), num_warps=warps)
+    blocks = host.effective_blocks(config, bucket)
+    return replace(blocks, num_warps=8) if bucket == BUCKETS[-1] else blocks
 
 
 def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
     """How the kernel is launched for these arguments, which have a query and a key; raises
     `Unsupported`."""
     mask = mask_build(args)
-    largest = max(args.head_dim, args.head_dim_v)
-    bucket = next(bucket for bucket in BUCKETS if largest <= bucket)
+    bucket = bucket_of(args, BUCKETS)
     blocks = effective_blocks(args.config, bucket)
+    sides = 2 if columns(blocks.block_n, bucket, 2) <= COLUMNS else 1
     return Launch(
         kernel,
         args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),
@@ -213,40 +201,16 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
             descriptor("k", args.k, blocks.block_n, bucket),
             descriptor("v", args.v, blocks.block_n, bucket),
             *(out, lse, mask_tables(args, mask)),
-            *(step // ROW_UNIT for step in out.stride()[:3]),
-            args.head_dim_v // ROW_UNIT,
-            *counts(args, args.heads_q, mask),
-            args.softmax_scale * LOG2_E,
+            *scalars(args, out, mask),
         ),
-        {
-            "KIND": mask.kind,
-            "BLOCK_M": blocks.block_m,
-            "BLOCK_N": blocks.block_n,
-            "BLOCK_D": bucket,
-            "STAGES": blocks.num_stages,
-            "SIDES": 2 if columns(blocks.block_n, bucket, 2) <= COLUMNS else 1,
-            "num_warps": blocks.num_warps,
-            "enable_fp_fusion": False,
-        },
+        {"BLOCK_M": blocks.block_m, "SIDES": sides} | keywords(mask, blocks, bucket),
     )
 
 
 def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
     """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside SUPPORT."""
     SUPPORT.check(args, out)
-    if args.seqlen_q == 0:
-        return
-    if args.seqlen_kv == 0:  # the copy engine knows no empty tensor
-        out.zero_()
-        if lse is not None:
-            lse.fill_(-math.inf)
-        return
-    reason = without_tensor_memory()
-    if reason is not None:
-        raise Unsupported("device", reason)
-    kernel_launch = launch(args, out, lse)
-    with torch.cuda.device_of(args.q):
-        kernel_launch.run()
+    run(launch, args, out, lse, without_tensor_memory)
 
 
 def uncompilable() -> str | None:
@@ -265,16 +229,7 @@ def unavailable() -> str | None:
 def builds(arch: str) -> list[Build]:
     """Each config at each bucket, so that each dtype and kind of mask occurs; for the generation
     that has tensor memory alone."""
-    if arch_named(arch).capability != SUPPORT.capability:
-        return []
-    found = []
-    for number, dtype, head_dim, kind in _BUILDS:
-        config = VARIANT.configs[number]
-        name = f"{config.name}, {dtype}, d {head_dim}, {kind}"
-        compile_ = partial(_compile, config, dtype, head_dim, kind, arch)
-        budget = _SPILL_BUDGETS.get(name, 0)
-        found.append(Build(name, compile_, budget, ("UTCMMA", "UTMALDG")))
-    return found
+    return builds_of(VARIANT, _BUILDS, _compile, _SPILL_BUDGETS, ("UTCMMA", "UTMALDG"), arch)
 
 
 _BUILDS = (
@@ -290,12 +245,7 @@ _BUILDS = (
 _SPILL_BUDGETS = {"m128n128w8s2, float16, d 256, window": 72}  # bytes per thread, Triton 3.7
 
 
-def _compile(config: Config, dtype: str, head_dim: int, kind: str, arch: str) -> Binary:
-    args = arguments(config, dtype, head_dim, kind)
-    out = meta(tuple(args.q.shape), dtype)
-    lse = meta(tuple(args.q.shape[:3]), "float32")
-    return binary(launch(args, out, lse), arch)
-
+_compile = partial(compile_launch, launch)
 
 SUPPORT = replace(hopper_forward.SUPPORT, capability=(10, 0), max_capability=(10, 3))
 _NUMERICS = hopper_forward.VARIANT.numerics

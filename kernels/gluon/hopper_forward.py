@@ -4,10 +4,8 @@ S of the next block goes on in the tensor cores during the softmax of this one (
 """
 
 import math
-from dataclasses import replace
 from functools import partial
 
-import torch
 import triton
 from torch import Tensor
 from triton.experimental import gluon
@@ -18,16 +16,28 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kernels.gluon.host import (
+    ROW_UNIT,
+    UNSPECIALIZED,
+    bucket_of,
+    builds_of,
+    compile_launch,
+    descriptor,
+    effective_blocks,
+    keywords,
+    run,
+    scalars,
+)
 from kernels.gluon.ring import await_tile, close_ring, fetch, hide, meet, nth_block, open_ring
+from kernels.gluon.rows import own_place, own_rows, store_lse, store_out
+from kernels.gluon.softmax import lifted, scores
 from kernels.masks import mask_build, mask_tables
-from kernels.triton.common import LOG2_E, Blocks, Launch, counts
-from kernels.triton.compile import arguments, binary, compilable, meta
-from kernels.triton.tiles import blocks_of, key_walk, own_tile, seen_keys
+from kernels.triton.common import Launch
+from kernels.triton.compile import compilable
+from kernels.triton.tiles import blocks_of, key_walk
 from verify.variant import (
     AttentionArgs,
-    Binary,
     Build,
     Config,
     Contract,
@@ -38,44 +48,11 @@ from verify.variant import (
     RowSum,
     Softmax,
     Support,
-    Unsupported,
     Variant,
     Workspace,
-    arch_named,
 )
 
-ROW_UNIT = 8  # elements of 16 bits; strides and head dims are multiples of it
-SHARED_BYTES = 227 * 1024  # of a block on Hopper
 BUCKETS = (64, 128, 256)  # no narrower: a row of a swizzled tile has 128 bytes
-
-
-@gluon.jit
-def scores(
-    s,
-    scale_log2,
-    walk,
-    t,
-    low,
-    high,
-    BLOCK_N: gl.constexpr,
-    LAYOUT: gl.constexpr,
-):
-    """S of the t-th block in base 2, with -inf where a row does not see a key: at the edges."""
-    x = s * scale_log2
-    if t >= blocks_of(walk, 0):
-        key = nth_block(walk, t) * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
-        seen = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
-        x = gl.where(seen, x, float("-inf"))
-    return x
-
-
-@gluon.jit
-def lifted(x, m):
-    """The maximum with one more block, what exponents subtract, and what shrinks O and the sum."""
-    m_new = gl.maximum(m, gl.max(x, 1))
-    # While a row has seen no key, m is -inf: subtract 0 instead, since -inf - -inf is NaN.
-    shift = gl.where(m_new == float("-inf"), 0.0, m_new)
-    return m_new, shift, gl.exp2(m - shift)
 
 
 def _hopper_forward(  # noqa: PLR0915, PLR0917
@@ -119,17 +96,9 @@ def _hopper_forward(  # noqa: PLR0915, PLR0917
     O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
-    # The last tile first, since causal rows grow longer.
-    tiles = gl.cdiv(seqlen_q, BLOCK_M)
-    tile, head, batch = own_tile(tiles, heads_q)
-    tile = tiles - 1 - tile
-    head_kv = head // group
-
-    # Rows past the end repeat the last one: they do not widen the tile's bounds.
-    rows = tile * BLOCK_M + gl.arange(0, BLOCK_M, S_ROWS)
-    row = gl.minimum(rows, seqlen_q - 1)
+    tile, head, head_kv, batch = own_place(seqlen_q, heads_q, group, BLOCK_M)
     sizes = seqlen_q, seqlen_kv, diagonal_low, diagonal_high
-    low, high = seen_keys(row, tables, batch, sizes, KIND)
+    rows, low, high = own_rows(tile, tables, batch, sizes, KIND, BLOCK_M, S_ROWS)
     first, last, walk = key_walk(low, high, seqlen_kv, BLOCK_N)
     total = blocks_of(walk, 0) + blocks_of(walk, 1)
 
@@ -204,62 +173,21 @@ def _hopper_forward(  # noqa: PLR0915, PLR0917
     close_ring(k_here, STAGES)
     close_ring(v_here, STAGES)
 
-    # An empty row has l = 0, acc = 0 and m = -inf, so O = 0 and LSE = -inf.
-    denominator = gl.where(l == 0.0, 1.0, l)
-    lse_rows = 0.6931471805599453 * (m + gl.log2(denominator))
-    gl.store(lse + (batch * heads_q + head) * seqlen_q + rows, lse_rows, mask=rows < seqlen_q)
+    place = batch, head, tile
+    denominator = store_lse(lse, m, l, place, heads_q, rows, seqlen_q)
     o_tile = acc / gl.convert_layout(denominator, O_ROWS)[:, None]
-    o_tile = gl.convert_layout(o_tile.to(DTYPE), ROW_LAYOUT)
-    o_row = tile * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(1, ROW_LAYOUT))
-    dims = gl.arange(0, BLOCK_D, gl.SliceLayout(0, ROW_LAYOUT))
-    where = batch * (out_batch * 8) + head * (out_head * 8)
-    places = out + where + o_row.to(gl.int64)[:, None] * (out_row * 8) + dims[None, :]
-    inside = (o_row < seqlen_q)[:, None] & (dims < dim_v * 8)[None, :]
-    gl.store(places, o_tile, mask=inside)
+    strides = out_batch, out_head, out_row, dim_v
+    store_out(out, o_tile, strides, place, seqlen_q, BLOCK_M, BLOCK_D, ROW_LAYOUT)
 
 
-kernel = gluon.jit(
-    _hopper_forward,
-    do_not_specialize=[
-        *("out_batch", "out_head", "out_row", "dim_v", "heads_q", "group"),
-        *("seqlen_q", "seqlen_kv", "diagonal_low", "diagonal_high"),
-    ],
-    do_not_specialize_on_alignment=["lse"],
-)
-
-
-def effective_blocks(config: Config, bucket: int) -> Blocks:
-    """The blocks launched for a config: as declared, with as many stages as shared memory holds."""
-    blocks = Blocks.declared(config)
-    stage = 2 * 2 * blocks.block_n * bucket
-    barriers = 1024
-    room = (SHARED_BYTES - barriers - 2 * blocks.block_m * bucket) // stage
-    return replace(blocks, num_stages=min(blocks.num_stages, room))
-
-
-def descriptor(name: str, tensor: Tensor, rows: int, bucket: int) -> TensorDescriptor:
-    """What the copy engine needs to know of q, k or v: 4 dimensions, and tiles of (rows, bucket).
-
-    A dimension that repeats the same elements has size 1 there (see `kernels.gluon.ring.fetch`).
-    Raises `Unsupported` if rows do.
-    """
-    shape, strides = list(tensor.shape), list(tensor.stride())
-    if shape[2] > 1 and strides[2] == 0:
-        raise Unsupported(f"layout_{name}", "the copy engine cannot repeat a row: make it whole")
-    for dim in range(3):
-        if shape[dim] == 1 or strides[dim] == 0:
-            shape[dim], strides[dim] = 1, bucket
-    strides[3] = 1
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    return TensorDescriptor(tensor, shape, strides, [1, 1, rows, bucket], layout)
+kernel = gluon.jit(_hopper_forward, **UNSPECIALIZED)
 
 
 def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
     """How the kernel is launched for these arguments, which have a query and a key; raises
     `Unsupported`."""
     mask = mask_build(args)
-    largest = max(args.head_dim, args.head_dim_v)
-    bucket = next(bucket for bucket in BUCKETS if largest <= bucket)
+    bucket = bucket_of(args, BUCKETS)
     blocks = effective_blocks(args.config, bucket)
     return Launch(
         kernel,
@@ -269,51 +197,22 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
             descriptor("k", args.k, blocks.block_n, bucket),
             descriptor("v", args.v, blocks.block_n, bucket),
             *(out, lse, mask_tables(args, mask)),
-            *(step // ROW_UNIT for step in out.stride()[:3]),
-            args.head_dim_v // ROW_UNIT,
-            *counts(args, args.heads_q, mask),
-            args.softmax_scale * LOG2_E,
+            *scalars(args, out, mask),
         ),
-        {
-            "KIND": mask.kind,
-            "BLOCK_M": blocks.block_m,
-            "BLOCK_N": blocks.block_n,
-            "BLOCK_D": bucket,
-            "STAGES": blocks.num_stages,
-            "num_warps": blocks.num_warps,
-            "enable_fp_fusion": False,
-        },
+        {"BLOCK_M": blocks.block_m} | keywords(mask, blocks, bucket),
     )
 
 
 def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
     """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside SUPPORT."""
     SUPPORT.check(args, out)
-    if args.seqlen_q == 0:
-        return
-    if args.seqlen_kv == 0:  # the copy engine knows no empty tensor
-        out.zero_()
-        if lse is not None:
-            lse.fill_(-math.inf)
-        return
-    kernel_launch = launch(args, out, lse)
-    with torch.cuda.device_of(args.q):
-        kernel_launch.run()
+    run(launch, args, out, lse)
 
 
 def builds(arch: str) -> list[Build]:
     """Each config at each bucket, so that each dtype and kind of mask occurs; for Hopper alone,
     whose instructions no other generation has."""
-    if arch_named(arch).capability != SUPPORT.capability:
-        return []
-    found = []
-    for number, dtype, head_dim, kind in _BUILDS:
-        config = VARIANT.configs[number]
-        name = f"{config.name}, {dtype}, d {head_dim}, {kind}"
-        compile_ = partial(_compile, config, dtype, head_dim, kind, arch)
-        budget = _SPILL_BUDGETS.get(name, 0)
-        found.append(Build(name, compile_, budget, ("HGMMA", "UTMALDG")))
-    return found
+    return builds_of(VARIANT, _BUILDS, _compile, _SPILL_BUDGETS, ("HGMMA", "UTMALDG"), arch)
 
 
 _BUILDS = (
@@ -345,12 +244,7 @@ _SPILL_BUDGETS = {
 }
 
 
-def _compile(config: Config, dtype: str, head_dim: int, kind: str, arch: str) -> Binary:
-    args = arguments(config, dtype, head_dim, kind)
-    out = meta(tuple(args.q.shape), dtype)
-    lse = meta(tuple(args.q.shape[:3]), "float32")
-    return binary(launch(args, out, lse), arch)
-
+_compile = partial(compile_launch, launch)
 
 SUPPORT = Support(
     dtypes=("float16", "bfloat16"),

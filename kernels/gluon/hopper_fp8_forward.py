@@ -14,11 +14,9 @@ the tensor cores during the softmax of this one.  O and P V of a block are held 
 dim of 256 that would be 256 registers, so head dims end at 128.
 """
 
-import math
 from dataclasses import replace
 from functools import partial
 
-import torch
 import triton
 from torch import Tensor
 from triton.experimental import gluon
@@ -29,16 +27,25 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.gluon import hopper_forward
+from kernels.gluon import hopper_forward, host
 from kernels.gluon.columns import fetch_columns, hide_columns
-from kernels.gluon.hopper_forward import SHARED_BYTES, lifted, scores
+from kernels.gluon.host import (
+    UNSPECIALIZED,
+    bucket_of,
+    builds_of,
+    descriptor,
+    keywords,
+    run,
+    scalars,
+)
 from kernels.gluon.ring import await_tile, close_ring, fetch, meet, nth_block, open_ring
+from kernels.gluon.rows import own_place, own_rows, store_lse, store_out
+from kernels.gluon.softmax import lifted, scores
 from kernels.masks import mask_build, mask_tables
-from kernels.triton.common import LOG2_E, Blocks, Launch, counts, steps
+from kernels.triton.common import Launch, steps
 from kernels.triton.compile import arguments, binary, meta
-from kernels.triton.tiles import blocks_of, head_of, key_walk, own_tile, seen_keys
+from kernels.triton.tiles import blocks_of, head_of, key_walk
 from verify.variant import (
     AttentionArgs,
     Binary,
@@ -47,13 +54,10 @@ from verify.variant import (
     Descales,
     Output,
     Stored,
-    Unsupported,
     Workspace,
-    arch_named,
 )
 
 STORAGE = "transposedv"
-ROW_UNIT = 8  # elements of O of 16 bits; its strides and head dims are multiples of it
 BUCKETS = (64, 128)
 
 
@@ -116,17 +120,9 @@ def _hopper_fp8_forward(  # noqa: PLR0915, PLR0917
         swizzle_byte_width=BLOCK_N, element_bitwidth=8, rank=2
     )
 
-    # The last tile first, since causal rows grow longer.
-    tiles = gl.cdiv(seqlen_q, BLOCK_M)
-    tile, head, batch = own_tile(tiles, heads_q)
-    tile = tiles - 1 - tile
-    head_kv = head // group
-
-    # Rows past the end repeat the last one: they do not widen the tile's bounds.
-    rows = tile * BLOCK_M + gl.arange(0, BLOCK_M, S_ROWS)
-    row = gl.minimum(rows, seqlen_q - 1)
+    tile, head, head_kv, batch = own_place(seqlen_q, heads_q, group, BLOCK_M)
     sizes = seqlen_q, seqlen_kv, diagonal_low, diagonal_high
-    low, high = seen_keys(row, tables, batch, sizes, KIND)
+    rows, low, high = own_rows(tile, tables, batch, sizes, KIND, BLOCK_M, S_ROWS)
     first, last, walk = key_walk(low, high, seqlen_kv, BLOCK_N)
     total = blocks_of(walk, 0) + blocks_of(walk, 1)
 
@@ -213,62 +209,24 @@ def _hopper_fp8_forward(  # noqa: PLR0915, PLR0917
     close_ring(k_here, STAGES)
     close_ring(v_here, STAGES)
 
-    # An empty row has l = 0, acc = 0 and m = -inf, so O = 0 and LSE = -inf.
-    denominator = gl.where(l == 0.0, 1.0, l)
-    lse_rows = 0.6931471805599453 * (m + gl.log2(denominator))
-    gl.store(lse + (batch * heads_q + head) * seqlen_q + rows, lse_rows, mask=rows < seqlen_q)
+    place = batch, head, tile
+    denominator = store_lse(lse, m, l, place, heads_q, rows, seqlen_q)
     o_tile = acc / gl.convert_layout(denominator, O_ROWS)[:, None] * factor_v
-    o_tile = gl.convert_layout(o_tile.to(out.dtype.element_ty), OUT_LAYOUT)
-    o_row = tile * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(1, OUT_LAYOUT))
-    dims = gl.arange(0, BLOCK_D, gl.SliceLayout(0, OUT_LAYOUT))
-    where = batch * (out_batch * 8) + head * (out_head * 8)
-    places = out + where + o_row.to(gl.int64)[:, None] * (out_row * 8) + dims[None, :]
-    inside = (o_row < seqlen_q)[:, None] & (dims < dim_v * 8)[None, :]
-    gl.store(places, o_tile, mask=inside)
+    strides = out_batch, out_head, out_row, dim_v
+    store_out(out, o_tile, strides, place, seqlen_q, BLOCK_M, BLOCK_D, OUT_LAYOUT)
 
 
-kernel = gluon.jit(
-    _hopper_fp8_forward,
-    do_not_specialize=[
-        *("out_batch", "out_head", "out_row", "dim_v", "heads_q", "group"),
-        *("seqlen_q", "seqlen_kv", "diagonal_low", "diagonal_high"),
-    ],
-    do_not_specialize_on_alignment=["lse"],
-)
+kernel = gluon.jit(_hopper_fp8_forward, **UNSPECIALIZED)
 
 
-def effective_blocks(config: Config, bucket: int) -> Blocks:
-    """The blocks launched for a config: as declared, with as many stages as shared memory holds."""
-    blocks = Blocks.declared(config)
-    barriers = 1024
-    room = (SHARED_BYTES - barriers - blocks.block_m * bucket) // (2 * blocks.block_n * bucket)
-    return replace(blocks, num_stages=min(blocks.num_stages, room))
-
-
-def descriptor(name: str, tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """What the copy engine needs to know of q, k or v: 4 dimensions, and tiles of (rows, columns),
-    columns being the bytes of the swizzle.
-
-    A dimension that repeats the same elements has size 1 there (see `kernels.gluon.ring.fetch`).
-    Raises `Unsupported` if rows do.
-    """
-    shape, strides = list(tensor.shape), list(tensor.stride())
-    if shape[2] > 1 and strides[2] == 0:
-        raise Unsupported(f"layout_{name}", "the copy engine cannot repeat a row: make it whole")
-    for dim in range(3):
-        if shape[dim] == 1 or strides[dim] == 0:
-            shape[dim], strides[dim] = 1, columns
-    strides[3] = 1
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=columns, element_bitwidth=8, rank=4)
-    return TensorDescriptor(tensor, shape, strides, [1, 1, rows, columns], layout)
+effective_blocks = partial(host.effective_blocks, itemsize=1)
 
 
 def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
     """How the kernel is launched for these arguments, which have a query and a key; raises
     `Unsupported`."""
     mask = mask_build(args)
-    largest = max(args.head_dim, args.head_dim_v)
-    bucket = next(bucket for bucket in BUCKETS if largest <= bucket)
+    bucket = bucket_of(args, BUCKETS)
     blocks = effective_blocks(args.config, bucket)
     factors: tuple[Tensor, ...] | None = None
     factor_steps: tuple[tuple[int, ...], ...] | None = None
@@ -284,51 +242,22 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
             descriptor("v", args.stored["v"].tensors[""], bucket, blocks.block_n),
             *(out, lse, mask_tables(args, mask)),
             *(factors, factor_steps),
-            *(step // ROW_UNIT for step in out.stride()[:3]),
-            args.head_dim_v // ROW_UNIT,
-            *counts(args, args.heads_q, mask),
-            args.softmax_scale * LOG2_E,
+            *scalars(args, out, mask),
         ),
-        {
-            "KIND": mask.kind,
-            "BLOCK_M": blocks.block_m,
-            "BLOCK_N": blocks.block_n,
-            "BLOCK_D": bucket,
-            "STAGES": blocks.num_stages,
-            "num_warps": blocks.num_warps,
-            "enable_fp_fusion": False,
-        },
+        {"BLOCK_M": blocks.block_m} | keywords(mask, blocks, bucket),
     )
 
 
 def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
     """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside SUPPORT."""
     SUPPORT.check(args, out)
-    if args.seqlen_q == 0:
-        return
-    if args.seqlen_kv == 0:  # the copy engine knows no empty tensor
-        out.zero_()
-        if lse is not None:
-            lse.fill_(-math.inf)
-        return
-    kernel_launch = launch(args, out, lse)
-    with torch.cuda.device_of(args.q):
-        kernel_launch.run()
+    run(launch, args, out, lse)
 
 
 def builds(arch: str) -> list[Build]:
     """Each config at each bucket, so that each dtype, kind of mask and output occurs, with factors
     per head; for Hopper alone."""
-    if arch_named(arch).capability != SUPPORT.capability:
-        return []
-    found = []
-    for number, *shape in _BUILDS:
-        config = VARIANT.configs[number]
-        dtype, head_dim, kind, dtype_out = shape
-        name = f"{config.name}, {dtype}, d {head_dim}, {kind}, out {dtype_out}"
-        compile_ = partial(_compile, config, tuple(shape), arch)
-        found.append(Build(name, compile_, _SPILL_BUDGETS.get(name, 0), ("QGMMA", "UTMALDG")))
-    return found
+    return builds_of(VARIANT, _BUILDS, _compile, _SPILL_BUDGETS, ("QGMMA", "UTMALDG"), arch)
 
 
 _BUILDS: tuple[tuple[int, str, int, str, str], ...] = (
@@ -347,8 +276,9 @@ _BUILDS: tuple[tuple[int, str, int, str, str], ...] = (
 _SPILL_BUDGETS: dict[str, int] = {}  # bytes per thread: the most of Triton 3.6 and 3.7
 
 
-def _compile(config: Config, shape: tuple[str, int, str, str], arch: str) -> Binary:
-    dtype, head_dim, kind, dtype_out = shape
+def _compile(
+    config: Config, dtype: str, head_dim: int, kind: str, dtype_out: str, arch: str
+) -> Binary:
     args = arguments(config, dtype, head_dim, kind)
     factors = Descales(*(meta((args.batch, args.heads_kv), "float32") for _ in "qkv"))
     stored = {"v": Stored(STORAGE, STORAGE, {"": meta(tuple(args.v.mT.shape), dtype)}, ("v",))}

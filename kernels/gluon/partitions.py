@@ -21,9 +21,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import blackwell
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kernels.gluon.hopper_forward import lifted, scores
 from kernels.gluon.ring import await_tile, fetch, hide, nth_block
-from kernels.triton.tiles import blocks_of, seen_keys
+from kernels.gluon.rows import own_rows, store_lse, store_out
+from kernels.gluon.softmax import lifted, scores
+from kernels.triton.tiles import blocks_of
 
 # As of Triton 3.7; earlier ones have others or none.
 TensorMemoryLayout = getattr(blackwell, "TensorMemoryLayout", None)
@@ -132,7 +133,7 @@ def soften(  # noqa: PLR0917
     s_memory, p_memory, o_memory = memory
     s_here, s_free, p_here, o_here = turns
     out, lse, out_batch, out_head, out_row, dim_v, heads_q = outputs
-    batch, head, tile = place
+    batch, _, tile = place
     first, last = edges
     seqlen_q = sizes[0]
     DTYPE: gl.constexpr = p_memory.dtype
@@ -152,8 +153,7 @@ def soften(  # noqa: PLR0917
     S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
 
-    rows = tile * BLOCK_M + gl.arange(0, BLOCK_M, S_ROWS)
-    low, high = seen_keys(gl.minimum(rows, seqlen_q - 1), tables, batch, sizes, KIND)
+    rows, low, high = own_rows(tile, tables, batch, sizes, KIND, BLOCK_M, S_ROWS)
     m = gl.full([BLOCK_M], float("-inf"), gl.float32, S_ROWS)
     l = gl.zeros([BLOCK_M], gl.float32, S_ROWS)  # noqa: E741 - the paper's name
     total = blocks_of(walk, 0) + blocks_of(walk, 1)
@@ -179,14 +179,7 @@ def soften(  # noqa: PLR0917
     if total > 0:
         await_tile(o_here, total - 1, 1)
         acc = o_memory.load(O_LAYOUT)
-    denominator = gl.where(l == 0.0, 1.0, l)
-    lse_rows = 0.6931471805599453 * (m + gl.log2(denominator))
-    gl.store(lse + (batch * heads_q + head) * seqlen_q + rows, lse_rows, mask=rows < seqlen_q)
+    denominator = store_lse(lse, m, l, place, heads_q, rows, seqlen_q)
     o_tile = acc / gl.convert_layout(denominator, O_ROWS)[:, None]
-    o_tile = gl.convert_layout(o_tile.to(DTYPE), ROW_LAYOUT)
-    o_row = tile * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(1, ROW_LAYOUT))
-    dims = gl.arange(0, BLOCK_D, gl.SliceLayout(0, ROW_LAYOUT))
-    where = batch * (out_batch * 8) + head * (out_head * 8)
-    places = out + where + o_row.to(gl.int64)[:, None] * (out_row * 8) + dims[None, :]
-    inside = (o_row < seqlen_q)[:, None] & (dims < dim_v * 8)[None, :]
-    gl.store(places, o_tile, mask=inside)
+    strides = out_batch, out_head, out_row, dim_v
+    store_out(out, o_tile, strides, place, seqlen_q, BLOCK_M, BLOCK_D, ROW_LAYOUT)

@@ -45,6 +45,8 @@ KERNELS = {  # in the order of their imports
     for folder, name in (
         ("triton", "tiles"),
         ("gluon", "ring"),
+        ("gluon", "rows"),
+        ("gluon", "softmax"),
         ("gluon", "columns"),
         ("gluon", "cluster"),
         ("gluon", "hopper_forward"),

@@ -116,7 +116,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Copied:
-    """A tensor as the copy engine sees it, made of what `hopper_forward.descriptor` gives."""
+    """A tensor as the copy engine sees it, made of what `kernels.gluon.host.descriptor` gives."""
 
     name: str
     source: Any

@@ -1,15 +1,12 @@
 """Known-bad copies of `gluon-hopper-cluster-forward`, one slip each (`gluon_copies`)."""
 
 from kernels.gluon import hopper_cluster_forward
-from tests.planted.gluon_copies import Copies, Slip, narrow
+from tests.planted.gluon_copies import MISSING_WAIT, Copies, Slip, narrow
 from verify.cuda.edits import Edit
 from verify.variant import Variant
 
 SLIPS = {
-    "missing-wait": Slip(
-        (Edit(r"(?<!_)slot = await_tile\(k_here, t, STAGES\)", "slot = t % STAGES"),),
-        "reads a tile of K without waiting for its bytes",
-    ),
+    "missing-wait": MISSING_WAIT,
     "early-refill": Slip(
         (Edit(r"(?s)( +await_partner\(\)\n)( {12}key = .*?)(\n\n        m, shift)", r"\2\n\1\3"),),
         "copies the next tiles into both CTAs before the partner has read the last ones",

@@ -30,6 +30,13 @@ class Slip:
     about: str
 
 
+# Of every forward that waits for K in its ring.
+MISSING_WAIT = Slip(
+    (Edit(r"(?<!_)slot = await_tile\(k_here, t, STAGES\)", "slot = t % STAGES"),),
+    "reads a tile of K without waiting for its bytes",
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Copies:
     """The known-bad copies of one kernel.

@@ -15,6 +15,7 @@ import triton
 
 from kernels.gluon import blackwell_forward as kernel
 from kernels.gluon import partitions
+from kernels.gluon.host import SHARED_BYTES
 from kernels.triton import compile as triton_compile
 from tests.harness.gluon_host import Host
 from tests.harness.gluon_partitions import PartitionError, Partitions
@@ -176,7 +177,7 @@ def test_shared_and_tensor_memory_hold_the_tiles() -> None:
             assert blocks.num_stages >= 1
             assert blocks.block_n == config.block_n  # the bound counts its blocks
             tiles = blocks.block_m + 2 * blocks.num_stages * blocks.block_n
-            assert 2 * bucket * tiles <= kernel.SHARED_BYTES - 1024
+            assert 2 * bucket * tiles <= SHARED_BYTES - 1024
             assert kernel.columns(blocks.block_n, bucket, 1) <= kernel.COLUMNS
 
 
@@ -185,7 +186,7 @@ def test_a_build_has_blackwells_instructions() -> None:
         pytest.skip(f"{kernel.VARIANT.name}: {kernel.uncompilable()}")
     (build,) = (b for b in kernel.builds("sm_100a") if b.name.endswith("d 64, full"))
     made = build.compile()
-    assert made.resources.shared <= kernel.SHARED_BYTES
+    assert made.resources.shared <= SHARED_BYTES
     text = listing(made.cubin)
     counts = {w: len(re.findall(rf" {w}[ .]", text)) for w in ("UTCHMMA", "UTMALDG", "LDL", "STL")}
     counts["UTCMMA"] = counts.pop("UTCHMMA")

@@ -15,8 +15,9 @@ import pytest
 import torch
 import triton
 
-from kernels.gluon import cluster, hopper_forward
+from kernels.gluon import cluster
 from kernels.gluon import hopper_cluster_forward as kernel
+from kernels.gluon.host import SHARED_BYTES
 from kernels.triton import compile as triton_compile
 from tests.harness.gluon_host import Host
 from tests.harness.gluon_interleavings import Program, ProtocolError
@@ -83,7 +84,7 @@ def test_its_text_stays_inside_its_bounds(text: str) -> None:
     [
         Edit(r"(?<== )key_walk\(low, high", "key_walk(low[:1], high[:1]"),  # of the first row
         Edit(r"tile \* ROWS, q_here", "tile * ROWS // 2, q_here"),
-        Edit(r"o_row = tile \* ROWS", "o_row = tile * (ROWS // 2)"),
+        Edit(r"(o_row = tile \* )BLOCK_M", r"\1(BLOCK_M // 2)"),
     ],
 )
 def test_rows_of_the_wrong_cta_show(edit: Edit) -> None:
@@ -349,7 +350,7 @@ def test_shared_memory_of_a_cta_holds_the_ring() -> None:
             assert blocks.num_stages >= 1
             tiles = blocks.block_m + 2 * blocks.num_stages * blocks.block_n
             barriers = 8 * (2 * blocks.num_stages + 1)
-            assert 2 * bucket * tiles + barriers <= hopper_forward.SHARED_BYTES
+            assert 2 * bucket * tiles + barriers <= SHARED_BYTES
 
 
 def test_a_build_is_a_cluster_launch_with_multicast() -> None:
@@ -359,7 +360,7 @@ def test_a_build_is_a_cluster_launch_with_multicast() -> None:
         pytest.skip(f"{kernel.VARIANT.name}: {kernel.uncompilable()}")
     (build,) = (b for b in kernel.builds("sm_90a") if b.name.endswith("d 64, full"))
     made = build.compile()
-    assert made.resources.shared <= hopper_forward.SHARED_BYTES
+    assert made.resources.shared <= SHARED_BYTES
     text = listing(made.cubin)
     words = ("HGMMA", "UTMALDG", "LDL", "STL")
     assert not list(

@@ -17,6 +17,7 @@ import triton
 from torch import Tensor
 
 from kernels.gluon import hopper_fp8_forward as kernel
+from kernels.gluon.host import SHARED_BYTES
 from kernels.triton import fp8_transposed_forward
 from kernels.triton.compile import MASKS
 from tests.harness.fake_trials import acquitted, convicted
@@ -118,7 +119,7 @@ def test_shared_memory_holds_the_ring() -> None:
         for bucket in kernel.BUCKETS:
             blocks = kernel.effective_blocks(config, bucket)
             tiles = blocks.block_m + 2 * blocks.num_stages * blocks.block_n
-            assert bucket * tiles + 8 * (2 * blocks.num_stages + 1) <= kernel.SHARED_BYTES
+            assert bucket * tiles + 8 * (2 * blocks.num_stages + 1) <= SHARED_BYTES
             assert blocks.num_stages == config.num_stages
 
 
@@ -347,7 +348,7 @@ def build_named(start: str) -> Build:
 def test_a_build_keeps_its_budgets_and_has_hoppers_instructions(name: str, products: int) -> None:
     build = build_named(name)
     made = build.compile()
-    assert made.resources.shared <= kernel.SHARED_BYTES
+    assert made.resources.shared <= SHARED_BYTES
     text = listing(made.cubin)
     counts = {word: len(re.findall(rf" {word}[ .]", text)) for word in ("QGMMA", "UTMALDG")}
     assert not list(build.broken(made.resources, counts))

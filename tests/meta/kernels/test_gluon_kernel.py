@@ -16,6 +16,7 @@ import triton
 from torch import Tensor
 
 from kernels.gluon import hopper_forward as kernel
+from kernels.gluon.host import SHARED_BYTES
 from kernels.masks import mask_build, mask_tables
 from kernels.triton import compile as triton_compile
 from references.masks import parse_mask
@@ -124,7 +125,7 @@ def test_shared_memory_holds_the_ring() -> None:
         for bucket in kernel.BUCKETS:
             blocks = kernel.effective_blocks(config, bucket)
             tiles = blocks.block_m + 2 * blocks.num_stages * blocks.block_n
-            assert 2 * bucket * tiles + 8 * (2 * blocks.num_stages + 1) <= kernel.SHARED_BYTES
+            assert 2 * bucket * tiles + 8 * (2 * blocks.num_stages + 1) <= SHARED_BYTES
             stages[config.name, bucket] = blocks.num_stages
     assert set(stages.values()) == {1, 2, 3}
     assert stages[TALL.name, 256] == 1
@@ -322,7 +323,7 @@ def build_named(name: str) -> Build:
 def test_a_build_keeps_its_budgets_and_has_hoppers_instructions(name: str) -> None:
     build = build_named(name)
     made = build.compile()
-    assert made.resources.shared <= kernel.SHARED_BYTES
+    assert made.resources.shared <= SHARED_BYTES
     text = listing(made.cubin)
     counts = {word: len(re.findall(rf" {word}[ .]", text)) for word in ("HGMMA", "UTMALDG")}
     assert not list(build.broken(made.resources, counts))

@@ -16,10 +16,11 @@ Premises: those of counting and gather.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from references.masks import Causal, Lengths, Window
 from verify.cell.discovery import environment
-from verify.oracles import Group, Oracle, counting, gather
+from verify.oracles import Group, counting, gather
 from verify.oracles.long.long_whole import gather_long
 from verify.oracles.long.problems import nearest, possible
 from verify.problem import Problem
@@ -105,33 +106,25 @@ GROUPS = (
 )
 
 ORACLES = (
-    Oracle(
-        name="counting",
+    replace(
+        counting.ORACLE,
         group="lengths",
         catches="blocks of keys that are lost or doubled from some power of two on",
-        judge=counting.judge,
-        excludes=counting.ORACLE.excludes,
-        needs=counting.ORACLE.needs,
         concerns=lambda trial: trial.problem.distribution == "counting",
         rank=10,
     ),
-    Oracle(
-        name="gather",
+    replace(
+        gather.FORWARD,
         group="lengths",
         catches="indices of rows and keys that wrap at a power of two up to 8192",
         judge=gather_long,
-        excludes=gather.excludes,
-        needs=gather.NEEDS,
         concerns=lambda trial: trial.problem.distribution == "gather",
         rank=20,
     ),
-    Oracle(
-        name="gather_backward",
+    replace(
+        gather.BACKWARD,
         group="lengths_gradients",
         catches="indices of rows and keys of a backward that wrap at a power of two up to 8192",
-        judge=gather.judge_backward,
-        excludes=gather.excludes_backward,
-        needs=gather.BACKWARD.needs,
         concerns=lambda trial: trial.problem.distribution == "gather_integers",
     ),
 )

@@ -14,6 +14,8 @@ Premises: none, as for gradient_bound; gather_backward has the same premises as 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from verify.evidence import Finding
@@ -103,13 +105,10 @@ ORACLES = (
         concerns=lambda trial: trial.problem.distribution != "gather_integers",
         rank=20,
     ),
-    Oracle(
-        name="gather_backward",
+    replace(
+        gather.BACKWARD,
         group="long_gradients",
         catches="rows and keys anywhere that are lost, doubled or confused: dV scatters dO",
-        judge=gather.judge_backward,
-        excludes=gather.excludes_backward,
-        needs=gather.BACKWARD.needs,
         concerns=lambda trial: trial.problem.distribution == "gather_integers",
         rank=30,
     ),

@@ -14,6 +14,7 @@ Premises: LSE counts the visible keys alone (visible_mass_only), and norms bound
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -166,23 +167,12 @@ ORACLES = (
         concerns=lambda trial: intervals(trial.problem) is not None,
         rank=10,
     ),
-    Oracle(
-        name="convexity",
-        group="long",
-        catches=convexity.ORACLE.catches,
-        judge=convexity.judge,
-        excludes=convexity.ORACLE.excludes,
-        needs=convexity.NEEDS,
-        concerns=convexity.ORACLE.concerns,
-        rank=25,
-    ),
-    Oracle(
-        name="gather",
+    replace(convexity.ORACLE, group="long", rank=25),
+    replace(
+        gather.FORWARD,
         group="long",
         catches="keys and rows anywhere that are lost, doubled or confused, bit for bit",
         judge=gather_long,
-        excludes=gather.excludes,
-        needs=gather.NEEDS,
         concerns=lambda trial: trial.problem.distribution == "gather",
         rank=30,
     ),
