@@ -35,7 +35,7 @@ FORWARDS = {
 BACKWARDS = {"P and dS rounded": GradientNumerics(), "best": backward.BEST}
 CONFIG = Config(block_m=64, block_n=64)
 ARCHS = ("sm_90", "cpu")
-# an exponential below this is subnormal on one device and 0 on the other, as the two functions round
+# below this an exponential can be subnormal on one device and 0 on the other
 TINY = 2.0**-1000
 
 
