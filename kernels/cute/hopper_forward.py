@@ -2,8 +2,7 @@
 accelerator, mbarriers and wgmma of sm_90a, as layouts say.
 
 A block owns BLOCK_M = 128 query rows of one head and walks over the keys in blocks of BLOCK_N. One
-warpgroup loads, two multiply, 64 rows each (Shah et al., arXiv 2407.08608, section 3.1, without its
-overlap of softmax and products inside a warpgroup):
+warpgroup loads, two multiply, 64 rows each (Shah et al., arXiv 2407.08608, section 3.1):
 
     producer              K(t), V(t) into slot t % STAGES, as soon as both consumers have read it
     consumer, per block   x     = (softmax_scale log2 e) (q . k)      one fp32 product per score
@@ -12,6 +11,14 @@ overlap of softmax and products inside a warpgroup):
                           l     = alpha l + sum p                     p in fp32, before its rounding
                           acc   = alpha acc + round(p) v              p rounded to v's dtype
     at the end            O = acc (1 / l),  LSE = ln 2 (m + log2 l)
+
+**Options** of a config, up to head dim 128; neither changes a bit of O or LSE:
+
+- `overlap`: the scores of block t + 1 are a product before P(t) V(t) is, and their softmax is done
+  while the latter goes on (section 3.2 there).  A consumer holds both P(t) and the next scores.
+- `persistent`: as many programs as multiprocessors; each owns one tile of rows after the other.
+  The rings go on from tile to tile, so that Q and the first keys of the next are copied while the
+  consumers end the one before.  O leaves through the slot of its Q; a second slot takes the next.
 
 **Masks** are arguments, never builds: a band between two diagonals, or a table of the keys
 [low, high) of every row.  A block of keys that no row of the tile sees is not loaded; one that
@@ -44,9 +51,9 @@ import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,15 +69,15 @@ from kernels.cuda.family import (
 )
 from kernels.cute import flash_forward
 from kernels.cute.flash_forward import ELEMENTS, cute_source
+from kernels.cute.hopper_maps import MAP_ALIGNMENT, MAP_BYTES, aligned, encode, tensor_map
 from kernels.masks import MaskBuild, mask_build, mask_tables
-from verify.cuda.compile import LaunchError, Source, build_of, device_arch
+from verify.cuda.compile import Source, build_of, device_arch
 from verify.cuda.compile import launch as launch_kernel
 from verify.variant import (
     STRIDED,
     AttentionArgs,
     Build,
     Config,
-    Unsupported,
     Workspace,
     arch_named,
 )
@@ -78,101 +85,6 @@ from verify.variant import (
 HEAD_DIMS = (64, 128, 256)
 WARPGROUPS = 3  # one producer, two consumers
 ROOM = 227 * 1024  # bytes of shared memory that a block on Hopper can ask for
-WIDEST = 128  # bytes of a box's row, which the swizzle is wide
-MAP_BYTES = 128
-MAP_ALIGNMENT = 64
-
-Structure = TypeVar("Structure", bound=ctypes.Structure)
-
-
-@dataclass(frozen=True)
-class TensorMap:
-    """What cuTensorMapEncodeTiled is told about a (batch, heads, seqlen, head_dim) tensor.
-
-    dtype: one of `_TYPES`.  address: in bytes, a multiple of 16.
-    dims: head_dim, seqlen, heads, batch.  strides: of seqlen, heads and batch, in bytes.
-    box: columns, rows, 1, 1.
-    """
-
-    dtype: str
-    address: int
-    dims: tuple[int, int, int, int]
-    strides: tuple[int, int, int]
-    box: tuple[int, int, int, int]
-
-
-def piece(head_dim: int, itemsize: int) -> int:
-    """Columns of a box: as many as the widest swizzle has, or all."""
-    return min(head_dim, WIDEST // itemsize)
-
-
-def tensor_map(name: str, tensor: Tensor, rows: int, elsewhere: int = 0) -> TensorMap:
-    """The map of q, k or v for tiles of that many rows.
-
-    A dimension that repeats the same elements has size 1 in it, and the kernel asks for index 0.
-    No map is empty: that of a tensor without rows has one, at the address `elsewhere`, and nothing
-    asks for it.  Raises `Unsupported` if rows repeat.
-    """
-    _, _, seqlen, head_dim = tensor.shape
-    if seqlen > 1 and tensor.stride(2) == 0:
-        raise Unsupported(f"layout_{name}", "a tensor map cannot repeat a row: make it whole")
-    sizes, strides = [], []
-    for dim in (2, 1, 0):
-        repeats = tensor.shape[dim] <= 1 or tensor.stride(dim) == 0
-        sizes.append(1 if repeats else tensor.shape[dim])
-        strides.append((head_dim if repeats else tensor.stride(dim)) * tensor.itemsize)
-    return TensorMap(
-        str(tensor.dtype).removeprefix("torch."),
-        tensor.data_ptr() if tensor.numel() else elsewhere,
-        (head_dim, *sizes),
-        tuple(strides),
-        (piece(head_dim, tensor.itemsize), rows, 1, 1),
-    )
-
-
-# CUtensorMapDataType, -Interleave, -Swizzle, -L2promotion and -FloatOOBfill in cuda.h; 8 bits go as
-# bytes, and the swizzle is named by the bytes of a box's row.
-_TYPES = {"float16": 6, "bfloat16": 9, "float8_e4m3fn": 0}
-_NOT_INTERLEAVED = 0
-_SWIZZLES = {64: 2, 128: 3}
-_PROMOTE_256B = 3
-_FILL_ZEROS = 0
-
-
-def encode(made: TensorMap, to: int) -> None:
-    """Write the 128 bytes of a map to the host address `to`, with the swizzle that its box is wide.
-    Raises LaunchError."""
-    if to % MAP_ALIGNMENT:
-        raise LaunchError(f"a tensor map at {to:#x}: {MAP_ALIGNMENT} must divide its address")
-    rank = len(made.dims)
-    swizzle = _SWIZZLES[made.box[0] * getattr(torch, made.dtype).itemsize]
-    status = _encoder()(
-        ctypes.c_void_p(to),
-        ctypes.c_int(_TYPES[made.dtype]),
-        ctypes.c_uint32(rank),
-        ctypes.c_void_p(made.address),
-        (ctypes.c_uint64 * rank)(*made.dims),
-        (ctypes.c_uint64 * (rank - 1))(*made.strides),
-        (ctypes.c_uint32 * rank)(*made.box),
-        (ctypes.c_uint32 * rank)(*[1] * rank),
-        *map(ctypes.c_int, (_NOT_INTERLEAVED, swizzle, _PROMOTE_256B, _FILL_ZEROS)),
-    )
-    if status:
-        raise LaunchError(f"cuTensorMapEncodeTiled: {_words(status)} for {made}")
-
-
-def _words(status: int) -> str:
-    """The driver's name and text of an error."""
-    from cuda.bindings import driver
-
-    error = driver.CUresult(status)
-    _, text = driver.cuGetErrorString(error)
-    return f"{error.name}: {(text or b'').decode()}"
-
-
-@cache
-def _encoder() -> ctypes._CFuncPtr:
-    return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
 
 
 def fields(*further: tuple[str, type[ctypes.c_int32]]) -> list[tuple[str, Any]]:
@@ -195,12 +107,6 @@ class Arguments(ctypes.Structure):
     """
 
     _fields_ = fields(("tiles", ctypes.c_int32), ("by_length", ctypes.c_int32))
-
-
-def aligned(structure: type[Structure]) -> Structure:
-    """An empty structure at an address that 64 divides."""
-    memory = (ctypes.c_uint8 * (ctypes.sizeof(structure) + MAP_ALIGNMENT))()
-    return structure.from_buffer(memory, -ctypes.addressof(memory) % MAP_ALIGNMENT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,7 +280,7 @@ BLOCKS = (
 CONFIGS = (
     *BLOCKS,
     replace(BLOCKS[1], options=(("persistent", 1),)),
-    replace(BLOCKS[1], options=(("persistent", 1), ("overlap", 1))),
+    replace(BLOCKS[1], options=(("overlap", 1),)),
 )
 
 

@@ -270,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < kGroup) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x < 32) {
-      load(a, memory);
+      load_tile(a, memory, walk, tile, Turns{});
     } else {
       turn_values(memory, walk);
     }

@@ -15,6 +15,7 @@ import torch
 
 from kernels.cuda.family import Family
 from kernels.cute import hopper_forward as kernel
+from kernels.cute import hopper_maps
 from kernels.masks import mask_build, mask_tables
 from tests.harness.cute_host import MARGIN, ORDERS, Ran, compiled_program, placed, without_guard
 from tests.harness.ptx_host import descales_of
@@ -39,6 +40,7 @@ BUILDS = {
     "small": (SMALL, "bfloat16", 128),
     "deep": (LARGE, "float16", 256),  # a ring of one slot
     "persistent": (replace(SMALL, options=(_PERSISTENT,)), "bfloat16", 64),
+    "overlap": (replace(LARGE, options=(_OVERLAP,)), "bfloat16", 64),
     "both": (replace(LARGE, options=(_PERSISTENT, _OVERLAP)), "float16", 128),
 }
 OVERRUN = "overrun"  # the known-bad copy of "large"
@@ -251,7 +253,7 @@ class Map(ctypes.Structure):
     )
 
 
-def encode(made: kernel.TensorMap, to: int) -> None:
+def encode(made: hopper_maps.TensorMap, to: int) -> None:
     """In place of the driver's."""
     size = dtype_named(made.dtype).itemsize
     fields = ((*made.dims,), (*made.strides,), (*made.box,), size, size * made.box[0])

@@ -84,7 +84,7 @@ def test_a_slip_changes_every_shipped_kernel_in_one_place(
 
 
 # Barriers and waits that a shipped kernel's text has.
-SITES = dict.fromkeys(PTX, 12 + 5) | {CUTE: 4 + 3, HOPPER: 1 + 2 + 2 + 5, HOPPER_FP8: 1 + 3 + 7}
+SITES = dict.fromkeys(PTX, 12 + 5) | {CUTE: 4 + 3, HOPPER: 1 + 2 + 4 + 6, HOPPER_FP8: 1 + 4 + 8}
 WORDS = re.compile(r"__syncthreads|__syncwarp|cp_async_wait|bar\.sync|barrier\.|mbarrier|wait_")
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kernels.cute import hopper_forward as kernel
+from kernels.cute import hopper_maps
 from references.masks import parse_mask
 from references.score_mods import Softcap
 from tests.harness.cute_hopper_host import (
@@ -109,7 +110,7 @@ def refused(args: AttentionArgs, out: Tensor, argument: str) -> None:
 
 def test_a_map_has_four_dimensions_and_boxes_of_a_swizzled_row() -> None:
     tensor = torch.empty(2, 5, 3, 128, dtype=torch.bfloat16).transpose(1, 2)  # bshd in memory
-    assert kernel.tensor_map("k", tensor, 64) == kernel.TensorMap(
+    assert hopper_maps.tensor_map("k", tensor, 64) == hopper_maps.TensorMap(
         dtype="bfloat16",
         address=tensor.data_ptr(),
         dims=(128, 5, 3, 2),
@@ -120,7 +121,7 @@ def test_a_map_has_four_dimensions_and_boxes_of_a_swizzled_row() -> None:
 
 def test_a_map_of_repeated_heads_has_one() -> None:
     tensor = torch.empty(1, 1, 7, 64, dtype=torch.float16).expand(3, 2, 7, 64)
-    made = kernel.tensor_map("v", tensor, 128)
+    made = hopper_maps.tensor_map("v", tensor, 128)
     assert made.dims == (64, 7, 1, 1)
     # The driver takes no stride of 0, nor one that 16 bytes do not divide.
     assert all(stride > 0 and stride % 16 == 0 for stride in made.strides)
@@ -128,11 +129,11 @@ def test_a_map_of_repeated_heads_has_one() -> None:
 
 def test_a_stride_that_no_index_uses_is_not_in_a_map() -> None:
     tensor = torch.empty(70, dtype=torch.float16)[:64].as_strided((1, 1, 1, 64), (3, 5, 7, 1))
-    assert kernel.tensor_map("q", tensor, 128).strides == (128, 128, 128)
+    assert hopper_maps.tensor_map("q", tensor, 128).strides == (128, 128, 128)
 
 
 def test_a_map_without_rows_lies_elsewhere() -> None:
-    made = kernel.tensor_map("k", torch.empty(2, 3, 0, 64, dtype=torch.float16), 64, 4096)
+    made = hopper_maps.tensor_map("k", torch.empty(2, 3, 0, 64, dtype=torch.float16), 64, 4096)
     assert made.address == 4096
     assert made.dims == (64, 1, 3, 2)
     assert all(stride > 0 and stride % 16 == 0 for stride in made.strides)
@@ -141,7 +142,7 @@ def test_a_map_without_rows_lies_elsewhere() -> None:
 def test_repeated_rows_are_refused() -> None:
     tensor = torch.empty(1, 1, 1, 64, dtype=torch.float16).expand(1, 1, 7, 64)
     with pytest.raises(Unsupported) as error:
-        kernel.tensor_map("v", tensor, 128)
+        hopper_maps.tensor_map("v", tensor, 128)
     assert error.value.argument == "layout_v"
 
 
@@ -153,14 +154,14 @@ def test_the_driver_is_told_all_of_a_map(status: int, monkeypatch: pytest.Monkey
         given.extend(list(v) if isinstance(v, ctypes.Array) else v.value for v in values)
         return status
 
-    monkeypatch.setattr(kernel, "_encoder", lambda: driver)
-    monkeypatch.setattr(kernel, "_words", lambda status: f"error {status}")
-    made = kernel.TensorMap("bfloat16", 4096, (64, 5, 3, 2), (128, 640, 1920), (64, 32, 1, 1))
+    monkeypatch.setattr(hopper_maps, "_encoder", lambda: driver)
+    monkeypatch.setattr(hopper_maps, "_words", lambda status: f"error {status}")
+    made = hopper_maps.TensorMap("bfloat16", 4096, (64, 5, 3, 2), (128, 640, 1920), (64, 32, 1, 1))
     if status:
         with pytest.raises(LaunchError, match="error 1"):
-            kernel.encode(made, 128)
+            hopper_maps.encode(made, 128)
     else:
-        kernel.encode(made, 128)
+        hopper_maps.encode(made, 128)
     arrays = [[64, 5, 3, 2], [128, 640, 1920], [64, 32, 1, 1], [1, 1, 1, 1]]
     assert given == [128, 9, 4, 4096, *arrays, 0, 3, 3, 0]
 
@@ -168,25 +169,25 @@ def test_the_driver_is_told_all_of_a_map(status: int, monkeypatch: pytest.Monkey
 def test_the_drivers_numbers_are_those_of_its_bindings() -> None:
     driver = pytest.importorskip("cuda.bindings.driver")
     types = driver.CUtensorMapDataType
-    assert int(types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16) == kernel._TYPES["float16"]
-    assert int(types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16) == kernel._TYPES["bfloat16"]
+    assert int(types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16) == hopper_maps._TYPES["float16"]
+    assert int(types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16) == hopper_maps._TYPES["bfloat16"]
     assert int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE) == 0
-    assert int(driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B) == kernel._SWIZZLES[128]
+    assert int(driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B) == hopper_maps._SWIZZLES[128]
     promotions = driver.CUtensorMapL2promotion
-    assert int(promotions.CU_TENSOR_MAP_L2_PROMOTION_L2_256B) == kernel._PROMOTE_256B
+    assert int(promotions.CU_TENSOR_MAP_L2_PROMOTION_L2_256B) == hopper_maps._PROMOTE_256B
     fills = driver.CUtensorMapFloatOOBfill
-    assert int(fills.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == kernel._FILL_ZEROS
+    assert int(fills.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == hopper_maps._FILL_ZEROS
 
 
 def test_maps_lie_where_the_driver_and_the_kernel_want_them() -> None:
     for _ in range(8):
-        made = kernel.aligned(kernel.Arguments)
+        made = hopper_maps.aligned(kernel.Arguments)
         for name in "qkv":
             field = getattr(kernel.Arguments, f"map_{name}")
             assert (ctypes.addressof(made) + field.offset) % 64 == field.offset % 64 == 0
             assert field.size == 128
     with pytest.raises(LaunchError, match="64"):
-        kernel.encode(kernel.tensor_map("q", arguments(PLAIN).q, 128), 80)
+        hopper_maps.encode(hopper_maps.tensor_map("q", arguments(PLAIN).q, 128), 80)
 
 
 # Builds.
@@ -217,7 +218,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture(
     scope="module",
-    params=("large", "small"),
+    params=("large", "small", "overlap"),
     ids=lambda name: f"{BUILDS[name][0].name}-{BUILDS[name][1]}-d{BUILDS[name][2]}",
 )
 def program(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Program:
@@ -299,7 +300,7 @@ class TestOnTheHost:
         program = program_of("small", library)
         problem = program.problem(shape)
         program.run(problem, tensors(problem))
-        pieces = program.head_dim // kernel.piece(program.head_dim, 2)
+        pieces = program.head_dim // hopper_maps.piece(program.head_dim, 2)
         q = pieces * math.ceil(problem.seqlen_q / 128) * (blocks > 0)
         assert library.copied() == q + 2 * pieces * blocks
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.cute import hopper_forward
+from kernels.cute import hopper_forward, hopper_maps
 from kernels.cute import hopper_fp8_forward as kernel
 from references.score_mods import Softcap
 from tests.harness.cute_hopper_fp8_host import (
@@ -88,7 +88,7 @@ def test_what_they_do_not_support_they_refuse(problem: Problem, argument: str) -
 @pytest.mark.parametrize(("head_dim", "columns"), [(64, 64), (128, 128), (256, 128)])
 def test_a_box_is_as_wide_as_its_swizzle(head_dim: int, columns: int) -> None:
     tensor = torch.empty(2, 5, 3, head_dim, dtype=E4M3).transpose(1, 2)  # bshd in memory
-    made = hopper_forward.tensor_map("k", tensor, 64)
+    made = hopper_maps.tensor_map("k", tensor, 64)
     assert made.dims == (head_dim, 5, 3, 2)
     assert made.strides == (3 * head_dim, head_dim, 5 * 3 * head_dim)
     assert made.box == (columns, 64, 1, 1)
@@ -104,37 +104,37 @@ def test_the_driver_is_told_all_of_a_map(
         given.extend(list(v) if isinstance(v, ctypes.Array) else v.value for v in values)
         return 0
 
-    monkeypatch.setattr(hopper_forward, "_encoder", lambda: driver)
+    monkeypatch.setattr(hopper_maps, "_encoder", lambda: driver)
     dims = (128, 5, 3, 2)
-    made = hopper_forward.TensorMap(kernel.DTYPE, 4096, dims, (128, 640, 1920), (width, 32, 1, 1))
-    hopper_forward.encode(made, 128)
+    made = hopper_maps.TensorMap(kernel.DTYPE, 4096, dims, (128, 640, 1920), (width, 32, 1, 1))
+    hopper_maps.encode(made, 128)
     arrays = [[*dims], [128, 640, 1920], [width, 32, 1, 1], [1, 1, 1, 1]]
     assert given == [128, 0, 4, 4096, *arrays, 0, swizzle, 3, 0]
     with pytest.raises(LaunchError, match="64"):
-        hopper_forward.encode(made, 80)
+        hopper_maps.encode(made, 80)
 
 
 def test_what_the_driver_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper_forward, "_encoder", lambda: lambda *values: 1)
-    monkeypatch.setattr(hopper_forward, "_words", lambda status: f"error {status}")
-    made = hopper_forward.tensor_map("k", torch.empty(1, 1, 4, 64, dtype=E4M3), 64)
+    monkeypatch.setattr(hopper_maps, "_encoder", lambda: lambda *values: 1)
+    monkeypatch.setattr(hopper_maps, "_words", lambda status: f"error {status}")
+    made = hopper_maps.tensor_map("k", torch.empty(1, 1, 4, 64, dtype=E4M3), 64)
     with pytest.raises(LaunchError, match="error 1"):
-        hopper_forward.encode(made, 128)
+        hopper_maps.encode(made, 128)
 
 
 def test_the_drivers_numbers_are_those_of_its_bindings() -> None:
     driver = pytest.importorskip("cuda.bindings.driver")
     assert (
         int(driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8)
-        == hopper_forward._TYPES[kernel.DTYPE]
+        == hopper_maps._TYPES[kernel.DTYPE]
     )
     swizzles = driver.CUtensorMapSwizzle
-    assert int(swizzles.CU_TENSOR_MAP_SWIZZLE_64B) == hopper_forward._SWIZZLES[64]
-    assert int(swizzles.CU_TENSOR_MAP_SWIZZLE_128B) == hopper_forward._SWIZZLES[128]
+    assert int(swizzles.CU_TENSOR_MAP_SWIZZLE_64B) == hopper_maps._SWIZZLES[64]
+    assert int(swizzles.CU_TENSOR_MAP_SWIZZLE_128B) == hopper_maps._SWIZZLES[128]
 
 
 def test_maps_lie_where_the_driver_and_the_kernel_want_them() -> None:
-    made = hopper_forward.aligned(kernel.Arguments)
+    made = hopper_maps.aligned(kernel.Arguments)
     for name in "qkv":
         field = getattr(kernel.Arguments, f"map_{name}")
         assert (ctypes.addressof(made) + field.offset) % 64 == field.offset % 64 == 0
