@@ -59,7 +59,7 @@ def flash_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK and dV, contiguous."""
     gradients = Gradients(*_gradients(dout, q, k, v, out, lse, mask, softmax_scale))
-    args = _args(q, k, v, mask, softmax_scale, flash_backward.CONFIGS[0])
+    args = _args(q, k, v, mask, softmax_scale, flash_backward.HOPPER)
     if dout.stride(-1) != 1:  # that of a sum is expanded
         dout = dout.contiguous()
     workspace = {"delta": torch.empty_like(lse)}

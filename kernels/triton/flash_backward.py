@@ -54,6 +54,8 @@ from kernels.triton.common import (
 )
 from kernels.triton.compile import arguments, binary, expected, meta
 from kernels.triton.flash_backward_kernels import (
+    HOPPER,
+    Use,
     effective_blocks,
     key_value_gradients,
     key_value_gradients_aligned,
@@ -78,6 +80,7 @@ from verify.variant import (
     ScoreGradient,
     Variant,
     Workspace,
+    arch_named,
 )
 
 _DELTA_ROWS = 32  # rows per program of the first kernel
@@ -99,29 +102,33 @@ def launches(
     gradients: Gradients,
     workspace: Workspace,
     mode: Mode,
+    capability: int | None = None,
 ) -> list[Launch]:
-    """How the kernels are launched, in their order; raises `Unsupported` outside SUPPORT."""
+    """How the kernels are launched, in their order, on a device of that major capability; raises
+    `Unsupported` outside SUPPORT."""
     SUPPORT.check_backward(args, saved, dout, gradients)
     mask = mask_build(args)
     tables = mask_tables(args, mask)
     bucket = head_dim_bucket(max(args.head_dim, args.head_dim_v))
     fast = is_aligned(args, saved.out, dout, *gradients.by_name().values())
-    blocks = effective_blocks(args.config, args.dtype, bucket, fast, atomic=mode.atomic)
+    keys, rows = (
+        effective_blocks(args.config, args.dtype, bucket, fast, Use(owned, mode.atomic, capability))
+        for owned in ("keys", "rows")
+    )
     inputs = args.q, args.k, args.v, dout
     numbers = args.softmax_scale * LOG2_E, args.softmax_scale
 
     def walk(
         kernel: Any,
+        tiles: Blocks,
         heads: int,
-        seqlen: int,
-        sides: tuple[int, int],
+        programs: int,
         outputs: tuple[Tensor, ...],
         sums: tuple[Tensor | None, ...] = (),
     ) -> Launch:
-        tiles = Blocks(*sides, blocks.num_warps, blocks.num_stages)
         return Launch(
             kernel,
-            args.batch * heads * triton.cdiv(seqlen, blocks.owned),
+            args.batch * heads * programs,
             (
                 *inputs,
                 *outputs,
@@ -160,17 +167,17 @@ def launches(
         ),
         walk(
             key_value_gradients_aligned if fast else key_value_gradients,
+            Blocks(keys.walked, keys.owned, keys.num_warps, keys.num_stages),
             args.heads_kv,
-            args.seqlen_kv,
-            (blocks.walked, blocks.owned),
+            triton.cdiv(args.seqlen_kv, keys.owned),
             (gradients.dk, gradients.dv),
             (workspace.get("dq_sums"),),
         ),
         walk(
             query_gradients_aligned if fast else query_gradients,
+            Blocks(rows.owned, rows.walked, rows.num_warps, rows.num_stages),
             args.heads_q,
-            args.seqlen_q,
-            (blocks.owned, blocks.walked),
+            triton.cdiv(args.seqlen_q, rows.owned),
             (gradients.dq,),
         ),
     ]
@@ -187,7 +194,9 @@ def backward(
 ) -> None:
     """Write dQ, dK and dV from the O and natural-log LSE of `flash_forward`; raises `Unsupported`
     outside SUPPORT."""
-    kernels = launches(args, saved, dout, gradients, workspace, mode)
+    device = args.q.device
+    capability = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else None
+    kernels = launches(args, saved, dout, gradients, workspace, mode, capability)
     if mode.atomic:
         workspace["dq_sums"].zero_()
     with torch.cuda.device_of(args.q):
@@ -241,6 +250,8 @@ _SPILL_BUDGETS: dict[Mode, dict[str, dict[str, int]]] = {
         "dk dv, m32n128w8s2, bfloat16, d 64, window": {"sm_100a": 792},
         "dk dv, m16n64w4s2, bfloat16, d 128, interval": {"sm_100a": 172},
         "dk dv, m16n64w4s2, float16, d 64, full": {"sm_120a": 16},
+        "dk dv, m64n128w8s3, float16, d 128, full": {"sm_90a": 1096, "sm_100a": 552},
+        "dk dv, m64n128w8s3, bfloat16, d 64, causal": {"sm_90a": 1376},
     },
     _ATOMIC: {
         "dk dv, m32n128w8s2, float16, d 128, causal": {"sm_90a": 44, "sm_100a": 168},
@@ -268,6 +279,10 @@ _BUILDS = {
         (2, 1, "bfloat16", 64, "causal", True),
         (2, 1, "float16", 128, "window", False),
         (2, 1, "float32", 128, "full", True),
+        (1, 2, "float16", 128, "full", True),
+        (1, 2, "bfloat16", 64, "causal", True),
+        (2, 2, "bfloat16", 128, "window", True),
+        (2, 2, "float16", 64, "interval", True),
     ),
     _ATOMIC: (
         (1, 0, "float16", 128, "causal", True),
@@ -295,7 +310,10 @@ def _compile(
     )
     workspace = {name: meta(*like) for name, like in _workspace(mode, args).items()}
     saved = Saved(out, meta(tuple(args.q.shape[:3]), "float32"))
-    return binary(launches(args, saved, dout, Gradients(dq, dk, dv), workspace, mode)[kernel], arch)
+    capability = (arch_named(arch).capability or (None,))[0]
+    gradients = Gradients(dq, dk, dv)
+    made = launches(args, saved, dout, gradients, workspace, mode, capability)
+    return binary(made[kernel], arch)
 
 
 SUPPORT = flash_forward.SUPPORT
@@ -303,6 +321,7 @@ SUPPORT = flash_forward.SUPPORT
 CONFIGS = (
     Config(block_m=32, block_n=128, num_warps=8, num_stages=2),
     Config(block_m=16, block_n=64, num_warps=4, num_stages=2),
+    HOPPER,
 )
 
 
@@ -339,7 +358,7 @@ VARIANT = _variant("triton-flash-backward", TWO_PASS, CONFIGS, NUMERICS)
 ATOMIC = _variant(
     "triton-flash-backward-atomic",
     _ATOMIC,
-    CONFIGS[1:],
+    CONFIGS[1:2],
     # 16 keys are the least that a program owns.
     replace(
         NUMERICS,

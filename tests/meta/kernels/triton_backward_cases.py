@@ -262,12 +262,12 @@ CASES = (
     _case("float16", "full", (150, 140), config=0, layouts="packed"),
     _case("bfloat16", "full", (70, 90), (128, 64), config=1, heads=(3, 1)),
     _case("float32", "full", (40, 70), (40, 24), config=1, layouts="odd", scale=-0.4),
-    _case("bfloat16", "causal", (150, 150), config=0),
+    _case("bfloat16", "causal", (150, 150), config=2),
     _case("float16", "causal", (100, 150), (32, 80), config=1, layouts="odd", heads=(2, 1)),
     _case("float16", "causal", (150, 60), config=1),  # the first rows see nothing
     _case("float32", "causal.tl", (150, 90), config=0, layouts="packed"),
     _case("bfloat16", "window.30.5", (140, 150), (16, 16), config=1),
-    _case("float16", "window.20.inf", (150, 100), config=0, scale=0.9),
+    _case("float16", "window.20.inf", (150, 100), (128, 80), config=2, scale=0.9),
     _case("float32", "causal+window.17.0.tl", (90, 120), config=1),
     _case("float16", "lengths.97_0_60.150_40_0", (130, 150), batch=3, config=0),
     _case(
@@ -279,7 +279,7 @@ CASES = (
         config=1,
         layouts="packed",
     ),
-    _case("bfloat16", "documents.40_0_70_20", (150, 150), config=0, layouts="odd"),
+    _case("bfloat16", "documents.40_0_70_20", (150, 150), config=2, layouts="odd"),
     _case("float16", "causal+documents.50_30", (60, 130), config=1),
     _case("float32", "prefix.50", (60, 100), (128, 128), config=0),
     _case("bfloat16", "prefix.30", (150, 100), config=1, scale=0.0),

@@ -41,7 +41,7 @@ def main() -> None:
     flash_forward.forward(args, saved.out, saved.lse, {})
     assert torch.equal(out, saved.out)
     assert torch.equal(lse, saved.lse)
-    args = replace(args, config=flash_backward.CONFIGS[0])
+    args = replace(args, config=flash_backward.HOPPER)
     flash_backward.backward(
         flash_backward.TWO_PASS, args, saved, dout, expected, {"delta": torch.empty_like(lse)}
     )
