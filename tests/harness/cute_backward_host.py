@@ -40,6 +40,8 @@ FAULTS = {
     "no scale in dQ or dK": ("sums_x(i) *= a.scale", "sums_x(i) *= 1.0f"),
     "stages mixed up": ("step_yt(_, _, stage)", "step_yt(_, _, 0)"),
     "no scale in the atomic dQ": ("part(i) * a.scale", "part(i)"),
+    # Honest, but in another order than is declared.
+    "the first block last": ("step % blocks", "(step + 1) % blocks"),
 }
 
 

@@ -315,7 +315,7 @@ def library_of_all(
 
 def build(folder: Path, name: str, launch: Launch, faults: Mapping[str, tuple[str, str]]) -> str:
     """One kernel in a namespace of its own, of copies of its sources that can be read again and in
-    which faults can be planted: an expression of theirs, and what it becomes."""
+    which faults can be planted: an expression of theirs, and what it becomes everywhere."""
     place = folder / name
     place.mkdir(parents=True)
     path = launch.source.path
@@ -324,7 +324,7 @@ def build(folder: Path, name: str, launch: Launch, faults: Mapping[str, tuple[st
         texts[header] = without_guard(path.with_name(header))
     for n, (right, wrong) in enumerate(faults.values()):
         switch = f"(planted == {n} ? ({wrong}) : ({right}))"
-        texts = Edit(re.escape(right), switch).apply(texts)
+        texts = Edit(re.escape(right), switch, times=None).apply(texts)
     for file, text in texts.items():
         (place / file).write_text(text)
     defines = dict(launch.source.defines)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ import torch
 from kernels.cuda import family
 from kernels.cute import flash_backward as kernel
 from kernels.cute import flash_forward
+from kernels.cute.flash_backward_walks import step_of
+from tests.harness.backward_inputs import Inputs, exact
 from tests.harness.cute_backward_host import (
     FAULTS,
     GRADIENTS,
@@ -29,14 +32,17 @@ from tests.planted import copies
 from tests.properties.tier import thorough
 from verify.cuda.compile import CompileError, compilable
 from verify.cuda.edits import edited, texts_of
+from verify.judging.lattice import explained
 from verify.judging.poisoning import gradient_poisoning
 from verify.oracles import poison
 from verify.problem import Problem
 from verify.problem.inputs import dout as upstream
 from verify.problem.inputs import tensors
+from verify.tolerance.backward import gradient_truth, resolve
 from verify.variant import (
     AttentionArgs,
     Config,
+    GradientOrder,
     Gradients,
     Saved,
     Unsupported,
@@ -272,7 +278,9 @@ FAULTY = {
     "no scale in dQ or dK": ("dq", "dk"),
     "stages mixed up": ("dv",),
     "no scale in the atomic dQ": ("dq",),
+    "the first block last": (),
 }
+REORDERED = [*FAULTS].index("the first block last")
 OF_ONE_VARIANT = {
     (kernel.ATOMIC, "no scale in dQ or dK"): ("dk",),
     (kernel.VARIANT, "no scale in the atomic dQ"): (),
@@ -367,6 +375,38 @@ class TestOnTheHost:
             assert all(ratios[gradient] > 1 for gradient in shown), fault
         program.library.plant(-1)
         assert max(program.ratios(asked, ORDERS[0]).values()) <= 1
+
+    @pytest.mark.parametrize("program", NARROW_FIRST, indirect=True)
+    def test_blocks_come_in_the_declared_order(self, program: Program) -> None:
+        """dV adds up rows that cancel between the first two blocks, and then small ones, which are
+        lost beside a block that comes too early.  Any order allows that."""
+        chosen, problem = program.chosen, program.problem("sq=1024,skv=64")
+        step = step_of(chosen.config, chosen.head_dim)
+        shapes = problem.shape_q, problem.shape_k, problem.shape_v, problem.shape_out
+        given = Inputs(*(torch.zeros(shape, dtype=problem.format.torch) for shape in shapes))
+        given.dout.fill_(0.9 * 2.0**-13)
+        given.dout[..., step - 16 : step, :] = 2304.0
+        given.dout[..., step : step + 16, :] = -2304.0
+        made = exact(problem, given)
+        saved = Saved(made.out.to(problem.format.torch), made.lse.float())
+        read = given.q, given.k, given.v, given.dout, saved.out, saved.lse
+        assert chosen.variant.gradients is not None
+        undeclared = replace(chosen.variant.gradients, order=GradientOrder())
+        parts = []
+        for fault, numerics in (
+            (-1, chosen.variant.gradients),
+            (REORDERED, chosen.variant.gradients),
+            (REORDERED, undeclared),
+        ):
+            program.library.plant(fault)
+            found = program.run(problem, saved, given=vars(given)).gradients["dv"]
+            a = resolve(numerics, chosen.config, problem, "sm_90")
+            truth = gradient_truth(problem, *(x.double() for x in read), a)
+            assert truth.intervals is not None
+            span = truth.intervals["dv"]
+            parts.append(float(explained(found, span.middle, span.reach, problem.format).max()))
+        assert parts[0] <= 1 < parts[1], parts
+        assert parts[2] <= 1, parts
 
     def test_every_barrier_and_every_wait_is_needed(self, program: Program) -> None:
         atomic = program.chosen.variant is kernel.ATOMIC

@@ -13,20 +13,32 @@ from tests.meta.kernels.triton_backward_cases import CASES, NAMES
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(scope="module")
-def outcomes():
+def interpreted(module):
+    """What that module prints where Triton interprets, each line as JSON."""
     environment = {
         **os.environ,
         "TRITON_INTERPRET": "1",
         "PYTHONPATH": str(ROOT),
         "CUDA_VISIBLE_DEVICES": "",
     }
-    command = [sys.executable, "-m", "tests.meta.kernels.triton_backward_cases"]
+    command = [sys.executable, "-m", f"tests.meta.kernels.{module}"]
     done = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    return {outcome["name"]: outcome for outcome in map(json.loads, done.stdout.splitlines())}
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    return {outcome["name"]: outcome for outcome in interpreted("triton_backward_cases")}
+
+
+def test_blocks_come_in_the_declared_order():
+    """One that takes the first block last is convicted, and allowed if no order is declared."""
+    ((own, other, undeclared),) = interpreted("triton_backward_order")
+    assert own <= 1 < other
+    assert undeclared <= 1
 
 
 @pytest.mark.parametrize("name", [case.name for case in CASES])

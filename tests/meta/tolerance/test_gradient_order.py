@@ -28,7 +28,7 @@ from tests.harness.ordered_backwards import (
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.mma import NearestChain, Unit, unit_for
 from verify.problem import Problem
-from verify.tolerance import backward
+from verify.tolerance import backward, gradients_order
 from verify.tolerance.backward import gradient_truth, resolve
 from verify.tolerance.gradients_order import (
     STEP,
@@ -271,6 +271,18 @@ def test_sums_that_fp32_cannot_hold_keep_their_bounds():
         before, after = (getattr(truth, f"{name}_bound") for truth in (loose, tight))
         assert not after.isnan().any()
         assert bool((after <= before * (1 + 1e-12)).all())
+
+
+def test_partial_sums_in_fp64_as_on_a_gpu_give_the_same(monkeypatch: pytest.MonkeyPatch):
+    problem = Problem.parse("hq=4,hkv=2,sq=40,skv=50,d=16,mask=window.30.10,dtype=float32")
+    saved = exact(problem, Inputs.of(problem))
+    a = arithmetic(problem, SINGLE.but(block_m=0, block_n=0, **WHOLE_FIRST))
+    single = truth_of(problem, saved, a)
+    monkeypatch.setattr(gradients_order, "precision", lambda x: torch.float64)
+    double = truth_of(problem, saved, a)
+    for name in NAMES:
+        bounds = [getattr(truth, f"{name}_bound") for truth in (single, double)]
+        assert torch.allclose(*bounds, rtol=1e-5, atol=0.0)
 
 
 def test_tiles_and_blocks_of_the_judge_are_no_matter(monkeypatch: pytest.MonkeyPatch):
