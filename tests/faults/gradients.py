@@ -40,7 +40,7 @@ FAULTS = (
     Fault(
         name="delta-of-last-tile-unwritten",
         about=(
-            "delta is stored by whole tiles of rows only, and read from scratch memory that nobody"
+            "delta is stored by whole tiles of rows only, and read from scratch memory that nothing"
             " wrote"
         ),
         source="flashinfer ee3a7e822",

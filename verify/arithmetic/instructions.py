@@ -3,6 +3,7 @@ attention kernels call.
 
 What documents give in units in the last place counts as so many 2**-23, relative.  Half a place of
 fp32 is added to each exponential and tanh for the rounding of the argument's last operation.
+The PTX ISA and the CUDA C++ Programming Guide count from the correctly rounded result.
 docs/arithmetic.md says what is documented and what measured.
 """
 
@@ -58,7 +59,8 @@ class Function:
 _FLUSHED = 2.0**-126
 _HALF_SUBNORMAL = 2.0**-25  # of fp16
 _EXACT = ("sm_90",)  # an H100: reports/nvidia-h100-80gb-hbm3/probes.md
-_OF_ZERO = "CUDA Math API: 1 for an argument of +-0"
+# Both of these were measured, too: the results at the edges, as bits, in the same report.
+_OF_ZERO = "CUDA Math API 13.0, exp2f and expf (crt/math_functions.h 13.0.88): 1 for +-0"
 
 EXP: dict[str, Function] = {
     "ex2.approx": Function(
@@ -66,7 +68,7 @@ EXP: dict[str, Function] = {
         f"{_PTX}, ex2: 2 ulp, .ftz or not",
         absolute=_FLUSHED,
         exact_at_integers=_EXACT,
-        one_at_zero=f"{_PTX}, ex2: +1 for -0 and +0",
+        one_at_zero="PTX ISA, section 9.7.3 (ex2), table of special inputs: +1.0 for -0.0 and +0.0",
     ),
     "exp2f": Function(2.5 * ULP, f"{_CUDA}: 2 ulp", exact_at_integers=_EXACT, one_at_zero=_OF_ZERO),
     "expf": Function(2.5 * ULP, f"{_CUDA}: 2 ulp", one_at_zero=_OF_ZERO),

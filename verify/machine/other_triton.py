@@ -2,8 +2,8 @@
 
 The variable names a folder that holds the package `triton`.  It comes first on PYTHONPATH of every
 process that loads a kernel file; the judge itself imports no Triton.  So a kernel that needs a
-newer Triton, or a tool that only a newer one has, can be tried beside an installation that nobody
-may change.
+newer Triton, or a tool that only a newer one has, can be tried beside an installation that must
+not change.
 """
 
 from __future__ import annotations

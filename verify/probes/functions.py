@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,6 +32,7 @@ _PAIRS = 1 << 32  # sampled inputs of a function of two arguments
 _DOUBLES = ("ulp", "relative", "absolute", "ratio", "input_ulp", "result_ulp")
 _PLACES = ("ulp_at", "relative_at", "absolute_at", "ratio_at", "input_at", "result_at")
 _EXACT = "exact from -126 to 127"
+_ONE = "3f800000"  # 1 in fp32, as is every function that the table has 1 at 0
 _COUNTS = ("wrong", "wrong_at", "unordered", "unordered_at", "apart", "apart_at")
 _TALLIES = ("inputs", "inputs_flushed", "results", "results_flushed")
 RECORD = np.dtype(
@@ -226,18 +227,22 @@ def probe(
         result = replace(
             result, edges=_edges(surveyor), integers=_integers(surveyor) if probed.integers else ""
         )
-        if arch in probed.table.exact_at_integers and result.integers != _EXACT:
-            result = replace(
-                result,
-                wrong="; ".join(
-                    filter(
-                        None, (result.wrong, f"2^n, which the table has exact: {result.integers}")
-                    )
-                ),
-            )
+        wrong = [result.wrong, *_broken_claims(result, probed, arch)]
+        result = replace(result, wrong="; ".join(filter(None, wrong)))
     except Exception as error:
         result = replace(result, error=f"{type(error).__name__}: {error}")
     return replace(result, seconds=round(time.perf_counter() - begun, 3))
+
+
+def _broken_claims(result: FunctionProbe, probed: Probed, arch: str) -> Iterator[str]:
+    """What the table says of single inputs, and the device does not do."""
+    if arch in probed.table.exact_at_integers and result.integers != _EXACT:
+        yield f"2^n, which the table has exact: {result.integers}"
+    if probed.table.one_at_zero:
+        assert result.edges is not None
+        for zero in ("0", "-0"):
+            if result.edges[zero] != _ONE:
+                yield f"f({zero}), which the table has 1: {result.edges[zero]}"
 
 
 def _with_survey(result: FunctionProbe, probed: Probed, records: NDArray[np.void]) -> FunctionProbe:

@@ -134,7 +134,7 @@ def test_a_guess_is_the_most_pessimistic():
     for operands, accumulator in UNITS:
         guess = unit_for("sm_999", operands, accumulator)
         for arch, n in itertools.product([a.name for a in archs()], LENGTHS[:-1]):
-            # Nobody's fp16 chain on a CPU is a guess of a GPU.
+            # An fp16 chain on a CPU says nothing of a GPU.
             if arch.startswith("sm_") or accumulator == "float32":
                 assert guess.kappa(n) >= unit_for(arch, operands, accumulator).kappa(n), (
                     arch,

@@ -1,7 +1,7 @@
 """Every command that README.md, CONTRIBUTING.md or docs/ names is run: by .ci/run, or by a test.
 
 A command counts as run where RUNS says, and RUNS is held against the file and the function that it
-names.  Whoever documents a new command, or a new option of one, runs it in a test and adds a line.
+names.  To document a new command or option, run it in a test and add a line.
 """
 
 from __future__ import annotations

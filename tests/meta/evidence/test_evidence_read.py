@@ -248,7 +248,7 @@ class TestFurther:
 
 
 class TestMeasures:
-    """A verdict that passes while its own measure convicts is a failure, whoever wrote it."""
+    """A verdict that passes while its own measure convicts is a failure, whatever wrote it."""
 
     @pytest.mark.parametrize("name", ["r_out", "r_lse", "r_dq", "long_r_out", "exact_scores_r_lse"])
     @pytest.mark.parametrize("r", [1.0000001, 4.8e4, "inf", "nan"])

@@ -1,4 +1,4 @@
-"""Known defects: what a file of them says, whom it excuses, and that it excuses nobody else."""
+"""Known defects: what a file of them says, which it excuses, and that it excuses no other."""
 
 from __future__ import annotations
 

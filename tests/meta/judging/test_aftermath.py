@@ -1,4 +1,4 @@
-"""Processes that a kernel breaks: nobody is convicted for what another variant of the file left
+"""Processes that a kernel breaks: no variant is convicted for what another variant of the file left
 behind, and what needs earlier calls is on record with them."""
 
 from __future__ import annotations

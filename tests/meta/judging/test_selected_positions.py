@@ -105,7 +105,7 @@ def test_every_field_that_may_be_declared_is_tried_above() -> None:
 
 @pytest.mark.parametrize("name", WHOLE_ROWS)
 def test_sums_over_whole_rows_are_not_known_where_keys_are_chosen(name: str) -> None:
-    """`long_columns` leaves such kernels alone, nobody else may ask."""
+    """`long_columns` leaves such kernels alone; no other oracle may ask."""
     with pytest.raises(ValueError, match="one of whole rows, which are not given"):
         both(PROBLEM, flat_gradients(**{name: WHOLE_ROWS[name]}))
 

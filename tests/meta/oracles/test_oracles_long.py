@@ -175,7 +175,7 @@ def skipped(first: int, last: int) -> Kernel:
 
 
 def spoiled(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> Answer:
-    """One element of a row that nobody chose."""
+    """One element of a row that was not chosen."""
     out, lse = right(p, q, k, v)
     out[0, 1, unchosen(p), 3] = torch.nan
     return out, lse
@@ -227,10 +227,10 @@ FAULTS: dict[str, tuple[Problem, Kernel, set[str]]] = {
         skipped(1 << 16, TALL.seqlen_q),
         {"gather"},
     ),
-    "a tile of rows that nobody chose skipped": (TALL, skipped(GAP, GAP + 64), {"long_whole"}),
+    "a tile of rows that were not chosen, skipped": (TALL, skipped(GAP, GAP + 64), {"long_whole"}),
     "offsets of rows wrap": (TALL, repeated_rows, {"long_rows"}),
     "offsets of rows wrap, gathered": (TALL.but(distribution="gather"), repeated_rows, {"gather"}),
-    "a NaN in a row that nobody chose": (TALL, spoiled, {"long_whole"}),
+    "a NaN in a row that was not chosen": (TALL, spoiled, {"long_whole"}),
 }
 
 

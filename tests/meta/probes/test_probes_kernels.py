@@ -196,6 +196,15 @@ def test_where_the_table_has_integers_exact_they_must_be(tmp_path: Path) -> None
 
 
 @runs
+@pytest.mark.parametrize(("zero", "bits"), [("0", "0x0"), ("-0", "0x80000000")])
+def test_where_the_table_has_1_at_zero_it_must_be(zero: str, bits: str, tmp_path: Path) -> None:
+    """On every device: the bounds of exact sums rest on it (docs/tolerance.md)."""
+    probe = Hosted(EX2, tmp_path, f"if (x == {bits}) y -= 1;").probe(ONE, COUNT, "sm_100")
+    assert not probe.agrees
+    assert probe.wrong == f"f({zero}), which the table has 1: 3f7fffff"
+
+
+@runs
 @pytest.mark.parametrize(
     ("planted", "wanted"),
     [

@@ -1,5 +1,5 @@
 """The fp64 reference is the same however it is cut into blocks, rows and columns, whatever lies
-where nobody looks."""
+where nothing is read."""
 
 from dataclasses import replace
 

@@ -214,7 +214,7 @@ def test_a_folder_of_reports(tmp_path, monkeypatch):
 
 
 class TestWhatIsNoReport:
-    """One line each, for whoever typed it."""
+    """One line each, for the person who typed it."""
 
     @pytest.mark.parametrize("name", ["nope", "empty"])
     def test_a_folder_without_reports_is_a_usage_error(self, tmp_path, name, monkeypatch, capsys):

@@ -1,5 +1,5 @@
 """What a reader must see beside a verdict: lenient, narrow and undeclared variants, claims, and
-gradients nobody judged."""
+gradients that were not judged."""
 
 from __future__ import annotations
 

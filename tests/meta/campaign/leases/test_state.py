@@ -143,7 +143,7 @@ class Campaign(RuleBasedStateMachine):
 
     @rule(torn=st.booleans())
     def the_coordinator_dies(self, torn: bool) -> None:
-        """With every worker; torn: the last line, which says what nobody has acted on."""
+        """With every worker; torn: the last line, which says what has not been acted on."""
         before = told(self.state)
         journal = self.journal
         self.state = restored(journal)
