@@ -171,14 +171,14 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, BlockRows tile) {
     }
     weigh(x, rescaled, factor, row_max, row_sum);
   };
-  auto await_values = [&](int t) {
+  auto expect_values = [&](int t) {
     Turn turn(t);
     wait_barrier(shared.vt_here[turn.slot], turn.parity);
   };
   // O of a block; ahead: the next block's scores begin before.
   auto add_values = [&](int t, auto ahead) {
     constexpr bool kNext = decltype(ahead)::value;
-    await_values(t);
+    expect_values(t);
     int slot = Turn(t).slot;
     CUTE_UNROLL
     for (int n = 0; n < size<2>(acc); ++n) {
@@ -218,7 +218,7 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, BlockRows tile) {
     Tensor sums = partition_fragment_C(MmaO{}, Shape<BlockM, Part>{});
     Tensor sum = by_row(sums);
     auto begin_values = [&](int t) {
-      await_values(t);
+      expect_values(t);
       Tensor values = operand_v(_, 0, _, Turn(t).slot);
       if constexpr (kPromoted) {
         begin_product(MmaO{}, GMMA::ScaleOut::Zero, operand_p(_, 0, _), values, sums(_, 0, 0));
