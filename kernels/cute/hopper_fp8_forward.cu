@@ -38,6 +38,10 @@ constexpr int kTransposers = kGroup / 32 - 1;  // warps of the producer, but for
 
 // Whether scores of the next block begin while P V of this one goes on: where registers hold both.
 constexpr bool kAhead = HEAD_DIM <= 128;
+// Whether the softmax of a block overlaps P V of the one before, too.
+constexpr bool kOverlap = OVERLAP;
+constexpr bool kPromoted = PROMOTED;
+static_assert(!kOverlap || kAhead);
 
 // The other warps of the producer: V of every tile transposed, as soon as both slots are free.
 CUTE_DEVICE void turn_values(Shared& shared, Walk const& walk) {
@@ -147,14 +151,14 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, BlockRows tile) {
     begin_product(MmaS{}, GMMA::ScaleOut::Zero, operand_q(_, 0, _), operand_k(_, 0, _, turn.slot),
                   scores(_, 0, 0));
   };
-  auto finish_scores = [&](int t) {
-    finish_product<0>(scores);
+  auto finish_scores = [&](int t, auto later) {
+    finish_product<decltype(later)::value>(scores);
     if (signals) {
       arrive_barrier(shared.k_read[Turn(t).slot]);
     }
   };
-  // Scores become P.
-  auto weigh_keys = [&](int t) {
+  // Scores become p; what is given, of o's rows, is rescaled.
+  auto weigh_keys = [&](int t, auto& rescaled) {
     int key = first_key + t * BLOCK_N;
     if (sign != 1.0f) {
       CUTE_UNROLL
@@ -165,17 +169,20 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, BlockRows tile) {
     if (walk.masked(key)) {
       hide_scores(x, place, seen, key);
     }
-    weigh(x, o, factor, row_max, row_sum);
-    to_left_operand(scores, operand_p);
+    weigh(x, rescaled, factor, row_max, row_sum);
+  };
+  auto expect_values = [&](int t) {
+    Turn turn(t);
+    wait_barrier(shared.vt_here[turn.slot], turn.parity);
   };
   // O of a block; ahead: the next block's scores begin before.
   auto add_values = [&](int t, auto ahead) {
     constexpr bool kNext = decltype(ahead)::value;
-    Turn turn(t);
-    wait_barrier(shared.vt_here[turn.slot], turn.parity);
+    expect_values(t);
+    int slot = Turn(t).slot;
     CUTE_UNROLL
     for (int n = 0; n < size<2>(acc); ++n) {
-      Tensor values = operand_v(_, n, _, turn.slot);
+      Tensor values = operand_v(_, n, _, slot);
       if constexpr (PROMOTED) {
         // The tensor cores keep 13 bits of a sum, so a block's begins at zero.
         Tensor sums = partition_fragment_C(MmaO{}, Shape<BlockM, Part>{});
@@ -197,30 +204,91 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, BlockRows tile) {
       }
     }
     if (signals) {
-      arrive_barrier(shared.vt_read[turn.slot]);
+      arrive_barrier(shared.vt_read[slot]);
     }
   };
 
   if (blocks > 0) {
     wait_barrier(shared.q_here[0], 0);
   }
-  if constexpr (kAhead) {
+  if constexpr (kOverlap) {
+    // The factors of o's rows: those of the latest block in P, and those of the next.
+    Tensor alpha = make_tensor<float>(Shape<Int<rows>, _1>{});
+    Tensor next = make_tensor<float>(Shape<Int<rows>, _1>{});
+    Tensor sums = partition_fragment_C(MmaO{}, Shape<BlockM, Part>{});
+    Tensor sum = by_row(sums);
+    auto begin_values = [&](int t) {
+      expect_values(t);
+      Tensor values = operand_v(_, 0, _, Turn(t).slot);
+      if constexpr (kPromoted) {
+        begin_product(MmaO{}, GMMA::ScaleOut::Zero, operand_p(_, 0, _), values, sums(_, 0, 0));
+      } else {
+        begin_product(MmaO{}, GMMA::ScaleOut::One, operand_p(_, 0, _), values, acc(_, 0, 0));
+      }
+    };
+    auto finish_values = [&](int t) {
+      if constexpr (kPromoted) {
+        finish_product<0>(sums, operand_p);
+      } else {
+        finish_product<0>(acc, operand_p);
+      }
+      if (signals) {
+        arrive_barrier(shared.vt_read[Turn(t).slot]);
+      }
+      CUTE_UNROLL
+      for (int r = 0; r < rows; ++r) {
+        CUTE_UNROLL
+        for (int c = 0; c < size<1>(o); ++c) {
+          o(r, c) = kPromoted ? __fmaf_rn(o(r, c), alpha(r, 0), sum(r, c)) : o(r, c) * next(r, 0);
+        }
+        alpha(r, 0) = next(r, 0);
+      }
+    };
+    fill(alpha, 1.0f);
+    fill(next, 1.0f);
     if (blocks > 0) {
       begin_scores(0);
-      finish_scores(0);
-      for (int t = 0; t + 1 < blocks; ++t) {
-        weigh_keys(t);
-        add_values(t, true_type{});
-        finish_scores(t + 1);
+      finish_scores(0, Int<0>{});
+      weigh_keys(0, alpha);
+      to_left_operand(scores, operand_p);
+      for (int t = 1; t < blocks; ++t) {
+        begin_scores(t);
+        begin_values(t - 1);
+        finish_scores(t, Int<1>{});
+        fill(next, 1.0f);
+        weigh_keys(t, next);
+        // Never true; but the compiler puts the exponentials behind the wait unless something
+        // before it needs their sum.
+        if (row_sum(0) + row_sum(1) < 0.0f) {
+          cutlass::arch::fence_view_async_shared();
+        }
+        finish_values(t - 1);
+        to_left_operand(scores, operand_p);
       }
-      weigh_keys(blocks - 1);
+      begin_values(blocks - 1);
+      fill(next, 1.0f);
+      finish_values(blocks - 1);
+    }
+  } else if constexpr (kAhead) {
+    if (blocks > 0) {
+      begin_scores(0);
+      finish_scores(0, Int<0>{});
+      for (int t = 0; t + 1 < blocks; ++t) {
+        weigh_keys(t, o);
+        to_left_operand(scores, operand_p);
+        add_values(t, true_type{});
+        finish_scores(t + 1, Int<0>{});
+      }
+      weigh_keys(blocks - 1, o);
+      to_left_operand(scores, operand_p);
       add_values(blocks - 1, false_type{});
     }
   } else {
     for (int t = 0; t < blocks; ++t) {
       begin_scores(t);
-      finish_scores(t);
-      weigh_keys(t);
+      finish_scores(t, Int<0>{});
+      weigh_keys(t, o);
+      to_left_operand(scores, operand_p);
       add_values(t, false_type{});
     }
   }

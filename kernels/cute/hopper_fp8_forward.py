@@ -39,6 +39,8 @@ it is transposed.
 **Tensor maps** have bytes as elements, and boxes of 128 columns with SWIZZLE_128B, or of 64 with
 SWIZZLE_64B at head dim 64.
 
+**The option** `overlap` is that of hopper_forward.py; it changes no bit of O or LSE.
+
 docs/cute.md shows layouts and pipeline.  A build is chosen by variant, head dim and config.
 """
 
@@ -57,7 +59,7 @@ from torch import Tensor
 from kernels.cuda.family import Family, Launch
 from kernels.cute import hopper_forward
 from kernels.cute.flash_forward import cute_source
-from kernels.cute.hopper_forward import BLOCKS, WARPGROUPS, Hopper, slots
+from kernels.cute.hopper_forward import BLOCKS, WARPGROUPS, Hopper, option, slots
 from kernels.masks import MaskBuild
 from verify.cuda.compile import Source
 from verify.variant import (
@@ -71,6 +73,7 @@ from verify.variant import (
 )
 
 DTYPE = "float8_e4m3fn"
+CONFIGS = (*BLOCKS, replace(BLOCKS[1], options=(("overlap", 1),)))
 
 
 class Arguments(ctypes.Structure):
@@ -115,6 +118,7 @@ def source(config: Config, head_dim: int, *, promoted: bool) -> Source:
         "STAGES": slots(config, partial(_bytes, config, head_dim)),
         "PERSISTENT": 0,
         "QUERY_SLOTS": 1,
+        "OVERLAP": option(config, "overlap", head_dim),
         "PROMOTED": int(promoted),
     }
     return cute_source(Path(__file__).with_suffix(".cu"), "hopper_fp8_forward", defines)
@@ -157,7 +161,7 @@ SUPPORT = replace(
 def _variant(name: str, chosen: list[tuple[Config, int]], *, promoted: bool) -> Variant:
     """The variant whose P V is promoted, or not; chosen: its builds."""
     family = Hopper8(
-        configs=BLOCKS,
+        configs=CONFIGS,
         support=SUPPORT,
         make=partial(launch, promoted=promoted),
         kinds=hopper_forward.FAMILY.kinds,
@@ -171,7 +175,7 @@ def _variant(name: str, chosen: list[tuple[Config, int]], *, promoted: bool) -> 
         hopper_forward.VARIANT,
         name=name,
         forward=family.forward,
-        configs=BLOCKS,
+        configs=CONFIGS,
         support=SUPPORT,
         numerics=replace(
             numerics,
@@ -189,16 +193,24 @@ def _variant(name: str, chosen: list[tuple[Config, int]], *, promoted: bool) -> 
     )
 
 
-_SMALL, _LARGE = BLOCKS
+_SMALL, _LARGE, _OVERLAP = CONFIGS
 
 PROMOTED = _variant(
     "cute-hopper-fp8-forward",
-    [(_LARGE, 128), (_LARGE, 256), (_SMALL, 256), (_LARGE, 64), (_SMALL, 64)],
+    [
+        (_LARGE, 128),
+        (_LARGE, 256),
+        (_SMALL, 256),
+        (_LARGE, 64),
+        (_SMALL, 64),
+        (_OVERLAP, 128),
+        (_OVERLAP, 64),
+    ],
     promoted=True,
 )
 UNPROMOTED = _variant(
     "cute-hopper-fp8-unpromoted-forward",
-    [(_LARGE, 128), (_LARGE, 256), (_SMALL, 64)],
+    [(_LARGE, 128), (_LARGE, 256), (_SMALL, 64), (_OVERLAP, 128)],
     promoted=False,
 )
 VARIANTS = [PROMOTED, UNPROMOTED]

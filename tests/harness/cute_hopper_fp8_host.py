@@ -14,12 +14,14 @@ from verify.cuda.edits import Edit
 from verify.variant import Config, Variant
 
 SOURCE = Path(kernel.__file__).with_suffix(".cu")
-SMALL, LARGE = kernel.BLOCKS
+SMALL, LARGE, OVERLAP = kernel.CONFIGS
 BUILDS: dict[str, tuple[Variant, Config, int]] = {
     "small": (kernel.PROMOTED, SMALL, 64),
     "large": (kernel.PROMOTED, LARGE, 128),
     "deep": (kernel.PROMOTED, LARGE, 256),  # half of the columns of O at once
     "chained": (kernel.UNPROMOTED, SMALL, 64),
+    "overlap": (kernel.PROMOTED, OVERLAP, 64),
+    "chained_overlap": (kernel.UNPROMOTED, OVERLAP, 64),
 }
 SUMS = """
 extern "C" float sum_of_small(int format, const unsigned char* a, const unsigned char* b, float c) {

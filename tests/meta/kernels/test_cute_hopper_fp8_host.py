@@ -113,12 +113,12 @@ class TestOnTheHost:
         library.slow(0)
 
     @pytest.mark.parametrize("shape", SHAPES)
-    @pytest.mark.parametrize("name", ["small", "large"])
+    @pytest.mark.parametrize("name", ["small", "large", "overlap"])
     def test_it_stays_inside_its_bounds(self, library: ctypes.CDLL, name: str, shape: str) -> None:
         assert max(program_of(name, library).verdict(shape)) <= 1
 
     @pytest.mark.parametrize("shape", DEEP)
-    @pytest.mark.parametrize("name", ["deep", "chained"])
+    @pytest.mark.parametrize("name", ["deep", "chained", "chained_overlap"])
     def test_other_builds_stay_inside_their_bounds(
         self, library: ctypes.CDLL, name: str, shape: str
     ) -> None:
