@@ -27,6 +27,7 @@ SLIPS = {
     "wrong-scale": "scales the scores of one block of keys twice",
     "lost-block": "leaves out one block of keys",
     "stale-sum": "rescales O to a new maximum, and not the sum of its weights",
+    "stale-output": "rescales the sum of the weights to a new maximum, and not O",
 }
 
 
@@ -77,7 +78,9 @@ def planted_algebra(  # noqa: PLR0917
             l += tl.sum(p, 1)  # noqa: E741
         else:
             l = l * alpha + tl.sum(p, 1)  # noqa: E741
-        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+        if SLIP != "stale-output":
+            acc *= alpha[:, None]
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
         m = m_new
     tl.store(out + places, (acc / l[:, None]).to(out.dtype.element_ty), mask=inside)
     total = 0.6931471805599453 * (m + tl.log2(l))
