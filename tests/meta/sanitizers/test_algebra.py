@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from verify.problem import Problem
 from verify.problem.case import Case
 from verify.sanitizers import algebra, binaries, instrumented, ledger
 from verify.sanitizers.binaries import Built
-from verify.sanitizers.facts import CaseResult, Facts
+from verify.sanitizers.facts import CaseResult, Facts, Judgement
 from verify.sanitizers.failures import failures
 from verify.sanitizers.lane import _for_tool, excludes
 from verify.sanitizers.planted import ALGEBRA, FAULTS
@@ -229,6 +230,22 @@ def test_its_slips_are_tried_under_it_alone() -> None:
         assert fault.tried_under(ALL) == (FPSAN,)
         assert fault.twin == (FPSAN not in fault.caught_by)
     assert not any(FPSAN in fault.tried_under(ALL) for fault in FAULTS if not fault.algebra)
+
+
+def test_what_an_h100_said_shows_each_slip_and_accuses_no_other_kernel() -> None:
+    path = Path(__file__).parent / "data" / "triton-3.8.0" / "fpsan.json"
+    said = {row["variant"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+    for fault in ALGEBRA:
+        if (row := said.pop(fault.variant, None)) is None:
+            assert fault.variant == "planted-algebra-stale-output"  # newer than that run
+            continue
+        records = ()
+        if row["text"]:
+            records = (Record(tool=FPSAN, kind=algebra.KIND, text=row["text"], words=row["text"]),)
+        judgement = Judgement(row["outcome"], (), records, len(records))
+        assert fault.holds(FPSAN, judgement)
+    assert set(said) == COMPARED - {"triton-flash-backward"}
+    assert {row["outcome"] for row in said.values()} == {"clean"}
 
 
 # A process: on the CPU, where Triton's interpreter stands for FPSan.
