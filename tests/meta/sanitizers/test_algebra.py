@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from kernels.triton.compile import compilable, compiled
 from references.masks import Causal, parse_mask
 from tests.harness.kernel_files import Writer
 from tests.planted import algebra as planted_kernels
+from verify.bundle import ROOT
 from verify.cell.arena import Arena
 from verify.cell.discovery import environment, roster
 from verify.cell.process import PLAIN_CPU, Cell, ForkServer
@@ -31,7 +33,7 @@ from verify.sanitizers.records import Record
 from verify.sanitizers.results import Rehearsed
 from verify.sanitizers.session import Session, Subject
 from verify.sanitizers.tool import ALL, CONSAN, FPSAN
-from verify.variant import AttentionArgs, Config, Support
+from verify.variant import AttentionArgs, Config, Declaration, Support
 
 torch.set_num_threads(1)
 
@@ -116,7 +118,14 @@ def test_a_triton_without_fpsan_proves_nothing(
 
 
 @pytest.mark.long(8)
-@pytest.mark.parametrize("mask", ["full", "causal", "lengths.21.30"])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "causal",
+        pytest.param("full", marks=pytest.mark.thorough),
+        pytest.param("lengths.21.30", marks=pytest.mark.thorough),
+    ],
+)
 def test_the_plain_kernel_computes_attention(mask: str) -> None:
     fork_server, arena = ForkServer(environment()), Arena()
     cell = Cell(fork_server)
@@ -188,8 +197,24 @@ def check(support: Support, problem: Problem) -> None:
     replace(support, devices=("cpu",)).check(args, out)
 
 
-def test_every_triton_variant_is_compared_or_left_out_with_a_reason() -> None:
-    found = {d.name: d for d in roster().declarations if d.family in ("gluon", "triton")}
+@pytest.fixture(scope="module")
+def collection() -> dict[str, Declaration]:
+    """The declarations of the collection's Triton and Gluon kernels."""
+    files = (
+        path for family in ("gluon", "triton") for path in (ROOT / "kernels" / family).iterdir()
+    )
+    declaring = [path for path in sorted(files) if re.search(r"^VARIANTS?\b", _text(path), re.M)]
+    return {declaration.name: declaration for declaration in roster(declaring).declarations}
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.suffix == ".py" else ""
+
+
+def test_every_triton_variant_is_compared_or_left_out_with_a_reason(
+    collection: dict[str, Declaration],
+) -> None:
+    found = collection
     reasons = {name: excludes(FPSAN, each) for name, each in found.items()}
     assert {name for name, reason in reasons.items() if reason is None} - {
         "gluon-blackwell-forward"
@@ -206,8 +231,10 @@ def test_every_triton_variant_is_compared_or_left_out_with_a_reason() -> None:
         assert algebra.plain_of(found[name]).contract.lse in (found[name].contract.lse, "natural")
 
 
-def test_a_forward_is_compared_only_where_every_visited_key_is_seen() -> None:
-    (declaration,) = (d for d in roster().declarations if d.name == "triton-flash-forward")
+def test_a_forward_is_compared_only_where_every_visited_key_is_seen(
+    collection: dict[str, Declaration],
+) -> None:
+    declaration = collection["triton-flash-forward"]
     (whole, _) = algebra.problems(declaration, "float16")
     others = (
         replace(whole, mask=Causal()),
@@ -258,6 +285,7 @@ SLIPPED = BY_THE_PLAIN_KERNEL + "    out[0, 0, 3, 5] += 1.0\n"
 FORGETS = BY_THE_PLAIN_KERNEL.replace("out, lse", "out.clone(), lse")
 
 
+@pytest.mark.for_ci
 @pytest.mark.long(12)
 def test_a_process_compares_bits_with_the_plain_kernel(
     write: Writer, fork_server: ForkServer, tmp_path: Path
