@@ -4,6 +4,7 @@ It differs from the plain kernel as a kernel of the collection does: blocks of k
 maximum, rescaled sums, tl.dot.  So the right one shows that FPSan calls equal what is equal.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -11,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.common import Launch
 from tests.planted.plain import LOG2_E, matrices
 from verify.variant import AttentionArgs, Contract, Support, Variant, Workspace
 
@@ -25,6 +27,7 @@ SLIPS = {
     "wrong-scale": "scales the scores of one block of keys twice",
     "lost-block": "leaves out one block of keys",
     "stale-sum": "rescales O to a new maximum, and not the sum of its weights",
+    "stale-output": "rescales the sum of the weights to a new maximum, and not O",
 }
 
 
@@ -43,8 +46,9 @@ def planted_algebra(  # noqa: PLR0917
     BLOCK_N: tl.constexpr,
     DIMS: tl.constexpr,
 ):
-    matrix = tl.program_id(1).to(tl.int64)
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    tiles = tl.cdiv(seqlen_q, BLOCK_M)
+    matrix = (tl.program_id(0) // tiles).to(tl.int64)
+    rows = tl.program_id(0) % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     dims = tl.arange(0, DIMS)
     inside = (rows < seqlen_q)[:, None]
     places = matrix * seqlen_q * DIMS + rows[:, None] * DIMS + dims[None, :]
@@ -74,11 +78,26 @@ def planted_algebra(  # noqa: PLR0917
             l += tl.sum(p, 1)  # noqa: E741
         else:
             l = l * alpha + tl.sum(p, 1)  # noqa: E741
-        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+        if SLIP != "stale-output":
+            acc *= alpha[:, None]
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
         m = m_new
     tl.store(out + places, (acc / l[:, None]).to(out.dtype.element_ty), mask=inside)
     total = 0.6931471805599453 * (m + tl.log2(l))
     tl.store(lse + matrix * seqlen_q + rows, total, mask=rows < seqlen_q)
+
+
+def launch_of(slip: str, tensors: Sequence[Tensor], lse: Tensor, softmax_scale: float) -> Launch:
+    """How q, k, v and out, (matrices, rows, dims), are given to the kernel of that slip."""
+    q, k, _, _ = tensors
+    matrices_, rows, dims = q.shape
+    sizes = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "DIMS": dims, "enable_fp_fusion": False}
+    return Launch(
+        planted_algebra,
+        matrices_ * triton.cdiv(rows, BLOCK_M),
+        (*tensors, lse, softmax_scale * LOG2_E, rows, k.shape[1]),
+        {"SLIP": slip, **sizes},
+    )
 
 
 def forward(
@@ -86,20 +105,11 @@ def forward(
 ) -> None:
     """The entry point of that slip."""
     SUPPORT.check(args, out)
+    assert lse is not None
     given = matrices(args.q), matrices(args.k), matrices(args.v)
     with torch.cuda.device_of(args.q):
         own = torch.empty_like(given[0])
-        planted_algebra[triton.cdiv(args.seqlen_q, BLOCK_M), own.shape[0]](
-            *given,
-            own,
-            lse,
-            *(args.softmax_scale * LOG2_E, args.seqlen_q, args.seqlen_kv),
-            SLIP=slip,
-            BLOCK_M=BLOCK_M,
-            BLOCK_N=BLOCK_N,
-            DIMS=args.head_dim,
-            enable_fp_fusion=False,
-        )
+        launch_of(slip, (*given, own), lse, args.softmax_scale).run()
         out.copy_(own.view(out.shape))
 
 

@@ -23,7 +23,7 @@ from verify.machine import device, settings
 from verify.machine.settings import COMPUTE_SANITIZER
 from verify.problem import Problem
 from verify.problem.case import Case
-from verify.sanitizers import algebra, report, skew
+from verify.sanitizers import algebra, counts, report, skew
 from verify.sanitizers.course import Course, worker_count
 from verify.sanitizers.exceptions import WAIVERS, Waiver
 from verify.sanitizers.lane import GROUP, Lane, excludes
@@ -48,8 +48,8 @@ class Request:
     require: whether it is an error that there is no tool or no device.  environment: where kernels
     run; None (the command's value) means this machine's device, which must be a CUDA device.
     planted_only: try no kernel, and of the planted faults not the spare copies.  repeat: how many
-    times each planted fault is tried.  time: seconds that the run may take; what does not fit is
-    not run.
+    times each planted fault is tried.  earlier: sanitizer.json of runs whose counts are added.
+    time: seconds that the run may take; what does not fit is not run.
     faults, waivers: only the suite's tests change them.
     """
 
@@ -60,6 +60,7 @@ class Request:
     quick: bool = False
     planted_only: bool = False
     repeat: int = 1
+    earlier: tuple[Path, ...] = ()
     require: bool = False
     workers: str = "auto"
     time: float = math.inf
@@ -101,6 +102,10 @@ def sanitize(request: Request, console: Console) -> int:
 
 def _sanitize(request: Request, console: Console) -> int:
     course = Course(request.time)
+    try:
+        earlier = counts.read(request.earlier)
+    except ValueError as error:
+        raise _Refused(USAGE, str(error)) from None
     sanitizer, environment = _sanitizer(request)
     run = open_run(GROUP, _files(request))
     declarations = _declarations(request, run)
@@ -126,7 +131,9 @@ def _sanitize(request: Request, console: Console) -> int:
             not_run=_left_out(run, declarations, request.tools),
             waivers=request.waivers,
             workers=workers,
+            earlier=earlier,
         )
+        _told(account)
 
         def so_far(cut: str) -> LaneRun:
             """The account of what has ended."""
@@ -155,6 +162,14 @@ def _sanitize(request: Request, console: Console) -> int:
         if account.tried and request.complete and account.alive and not account.cut:
             account = replace(account, dead=tuple(unused(request.waivers, account.tried)))
     return _finish(request, run, account, console)
+
+
+def _told(account: LaneRun) -> None:
+    """Raises _Refused if the counts of earlier runs cannot be added to this one."""
+    try:
+        report.told(account)
+    except ValueError as error:
+        raise _Refused(USAGE, str(error)) from None
 
 
 def _untried(choices: list[_Choice], account: LaneRun) -> Iterator[tuple[str, str]]:

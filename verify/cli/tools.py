@@ -147,6 +147,14 @@ def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_j
     help="Try each planted fault so many times; the report says in how many runs it was caught.",
 )
 @click.option(
+    "--add",
+    "earlier",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="The sanitizer.json of an earlier run, whose counts of planted faults are added.",
+)
+@click.option(
     "--require", is_flag=True, help="Exit 3 without a CUDA device or without compute-sanitizer."
 )
 @click.option(
@@ -175,8 +183,9 @@ def sanitize(
 ) -> int:
     """Run KERNELS (by default the collection) under compute-sanitizer, after planted faults.
 
-    The tool "skew" is the suite's own: delays at barriers, which must change no bit. "consan" is
-    Triton's sanitizer of concurrency; it is tried if it is named. Without a CUDA
+    The tool "skew" is the suite's own: delays at barriers, which must change no bit. "consan" and
+    "fpsan" are Triton's sanitizers of concurrency and of algebra; they are tried if they are named.
+    Without a CUDA
     device or without compute-sanitizer nothing is run: it says so, and exits 0, or 3 with
     --require. Exits 1 if a kernel is faulty, and 3 if the run proves nothing.
     """

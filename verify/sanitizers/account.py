@@ -113,10 +113,23 @@ class Stage(TypedDict):
     busy: Number
 
 
+class Count(TypedDict):
+    """How often a planted fault was tried under a tool, and how often what is wanted came.  runs:
+    in which ones."""
+
+    variant: str
+    tool: str
+    wanted: str
+    held: Integer
+    tried: Integer
+    runs: list[str]
+
+
 class Account(TypedDict):
     """One run of the sanitizer lane.  whole: nothing was left out by an option.  cut: why the run
     ended early, or "": outcomes are then "not run" of what was left.  workers: processes at the
-    same time.  stages: by name."""
+    same time.  stages: by name.  counts: how often planted faults were caught, in this run and in
+    those that were added to it."""
 
     schema: Literal[1]
     run: str
@@ -133,3 +146,4 @@ class Account(TypedDict):
     cut: NotRequired[str]
     workers: NotRequired[Integer]
     stages: NotRequired[dict[str, Stage]]
+    counts: NotRequired[list[Count]]

@@ -44,7 +44,8 @@ class Lane:
     """Runs sessions in parallel and records verdicts.
 
     workers: processes at the same time.  done: called after each session.  repeat: how many times
-    each planted kernel is tried.  planted, tried: results so far.
+    each planted kernel is tried under a tool of which something is required.  planted, tried:
+    results so far.
     """
 
     booth: Booth
@@ -91,6 +92,7 @@ class Lane:
                 pool.submit(self._plant, tool, fault, again): fault
                 for again in range(self.repeat)  # every one of them, before any is repeated
                 for fault, tool in turns
+                if not again or fault.wanted(tool) != "any"
             }
             for fault, session in _results(futures):
                 self.planted.append(PlantedSession(fault, session))
@@ -173,7 +175,7 @@ class Lane:
                 for tool in slow_tools_first
                 for one in (_for_tool(tool, each) for each in longest)
                 if one.subject.cases and excludes(tool, one.subject.declaration) is None
-                for part in (parts(one.sane) if tool == SKEW and one.sane.cases else [one.sane])
+                for part in _parts_under(tool, one.sane)
             }
             found: dict[tuple[int, str], TriedSubject] = {}
             for key, tried in _results(futures, self.tried.append):
@@ -290,6 +292,13 @@ class Lane:
 def excludes(tool: str, declaration: Declaration) -> str | None:
     """Why a variant is not tried under that tool, or None."""
     return instrumented.excludes(tool, declaration) if tool in INSTRUMENTING else None
+
+
+def _parts_under(tool: str, sane: Subject) -> list[Subject]:
+    """What one process each runs under a tool: one case where builds take long and differ."""
+    if tool == FPSAN:
+        return [sane.alone(case) for case in sane.cases] or [sane]
+    return parts(sane) if tool == SKEW and sane.cases else [sane]
 
 
 def _for_tool(tool: str, rehearsed: Rehearsed) -> Rehearsed:

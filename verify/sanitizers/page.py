@@ -21,6 +21,8 @@ COPIES = (
     " makes the whole run fail."
 )
 
+REPEATED = "What is required of a tool: in how many of the tries it came."
+
 _TOLD = ("tool", "kind", "text")  # parts of a record that its message tells
 
 
@@ -52,6 +54,9 @@ def _sections(account: Account) -> Iterator[doc.Section]:
     note = doc.Paragraph(PLANTED, note=True)
     blocks = (note, planted(account), *blind(account))
     yield doc.Section("Planted faults", "planted", blocks)
+    if repeated := over_runs(account):
+        lead = doc.Paragraph(REPEATED, note=True)
+        yield doc.Section("Planted faults over several runs", "repeated", (lead, *repeated))
     if bad := copies(account):
         lead = doc.Paragraph(COPIES, note=True)
         yield doc.Section("Known-bad copies of shipped kernels", "copies", (lead, *bad))
@@ -126,6 +131,22 @@ def copies(account: Account) -> tuple[doc.Block, ...]:
         for (variant, about), caught in found.items()
     )
     return (doc.Table(("copy", "what", "caught by"), rows),) if rows else ()
+
+
+def over_runs(account: Account) -> tuple[doc.Block, ...]:
+    """Per planted kernel and tool: in how many tries the tool did what is wanted, if one was tried
+    more than once."""
+    counts = account.get("counts", [])
+    if all(int(count["tried"]) < 2 for count in counts):
+        return ()
+    rows: list[doc.Row] = []
+    for count in counts:
+        word = "caught" if count["wanted"] == "caught" else "clean"
+        look: doc.Look = "good" if count["held"] == count["tried"] else "bad"
+        said = doc.Span(f"{word} {count['held']} of {count['tried']}", look)
+        name = doc.Span(count["variant"], "strong")
+        rows.append((name, count["tool"], said, doc.Number(len(count["runs"]))))
+    return (doc.Table(("planted", "tool", "", "runs"), tuple(rows)),)
 
 
 def _counted(words: Sequence[str]) -> list[str]:

@@ -265,6 +265,7 @@ _SLIPS_OF_ALGEBRA = {
     "wrong-scale": "scales the scores of one block of keys twice",
     "lost-block": "leaves out one block of keys",
     "stale-sum": "rescales O to a new maximum, and not the sum of its weights",
+    "stale-output": "rescales the sum of the weights to a new maximum, and not O",
 }
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from verify.bundle import ROOT
 from verify.document import terminal
-from verify.sanitizers import account, exports, page
+from verify.sanitizers import account, counts, exports, page
 from verify.sanitizers.account import (
     SCHEMA_VERSION,
     Account,
@@ -34,6 +34,7 @@ class LaneRun:
 
     whole: no option left anything out.  not_run: (variant, reason).  dead: unused waivers.
     cut: why it ended early, or "".  workers: processes at the same time.  stages: by name.
+    earlier: accounts of runs whose counts of planted faults are added.
     """
 
     run: str
@@ -50,6 +51,7 @@ class LaneRun:
     cut: str = ""
     workers: int = 0
     stages: Mapping[str, Stage] = field(default_factory=dict)
+    earlier: tuple[Account, ...] = ()
 
     @property
     def alive(self) -> bool:
@@ -70,7 +72,13 @@ class LaneRun:
 
 
 def told(run: LaneRun) -> Account:
-    """The run as sanitizer.json tells it."""
+    """The run as sanitizer.json tells it.  Raises ValueError if earlier runs cannot be added."""
+    account = _own(run)
+    return {**account, "counts": counts.added(account, run.earlier)}
+
+
+def _own(run: LaneRun) -> Account:
+    """The run, without the earlier ones that are added to it."""
     return {
         "schema": SCHEMA_VERSION,
         "run": run.run,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.meta.sanitizers.test_sanitizer_lane import declared
-from tests.planted import copies, gluon_forward, tiny, tiny_gluon
+from tests.planted import algebra, copies, gluon_forward, tiny, tiny_gluon
 from verify.bundle import ROOT
 from verify.cuda.compile import compilable, compile_source
 from verify.cuda.edits import edited
@@ -42,6 +42,7 @@ def test_every_tool_has_a_fault_to_catch_and_a_twin_to_leave_alone() -> None:
     assert {fault.variant for fault in FAULTS} == {
         *tiny.FAULTS,
         *tiny_gluon.KINDS,
+        *(variant.name for variant in algebra.VARIANTS),
         "planted-gluon-missing-wait",
         "planted-gluon-early-refill",
         *(variant.name for variant in copies.VARIANTS),
