@@ -17,12 +17,13 @@ from tests.faults.stand import Stand
 from tests.mutants import document, record, scores
 from tests.mutants.cuda.hunt import CudaHunt
 from tests.mutants.cuda.mutant import chosen as cuda_chosen
-from tests.mutants.hunt import Hunt
-from tests.mutants.mutant import Mutant, chosen
-from tests.mutants.record import Entry, Ledger, Mutated
+from tests.mutants.mutant import Mutant
+from tests.mutants.record import Entry, Ledger
+from tests.mutants.triton.hunt import TritonHunt
+from tests.mutants.triton.mutant import TritonMutant, chosen
 from tests.mutants.truths import remembered
 
-M = TypeVar("M", bound=Mutated)
+M = TypeVar("M", bound=Mutant)
 _TOGETHER = 4  # mutants of a ground that are hunted one after the other
 
 
@@ -41,7 +42,7 @@ def main() -> None:
             _hunt(_left(cuda_chosen(), record.CUDA, given.ids), record.CUDA, hunt, end)
     elif not given.write:
         with Stand() as stand, remembered():
-            hunt, left = Hunt(stand), _left(chosen(), record.TRITON, given.ids)
+            hunt, left = TritonHunt(stand), _left(chosen(), record.TRITON, given.ids)
             _teach(hunt, {mutant.variant for mutant in left})
             _hunt(_by_kernel(left), record.TRITON, hunt, end)
     write()
@@ -82,7 +83,7 @@ def _hunt(left: Iterable[M], ledger: Ledger, hunt: Callable[[M], Entry], end: fl
     print(f"{killed} convicted in {minutes:.1f} minutes: {killed / minutes:.1f} a minute")
 
 
-def _teach(hunt: Hunt, variants: set[str]) -> None:
+def _teach(hunt: TritonHunt, variants: set[str]) -> None:
     """What convicted the mutants of these variants on record is asked first."""
     entries = record.TRITON.load()
     for mutant in chosen():
@@ -91,7 +92,7 @@ def _teach(hunt: Hunt, variants: set[str]) -> None:
             hunt.learn(mutant, catch)
 
 
-def _by_kernel(left: list[Mutant]) -> list[Mutant]:
+def _by_kernel(left: list[TritonMutant]) -> list[TritonMutant]:
     """The mutants of a kernel together, a few at a time: what one has made the next need not
     compute, and each kernel gets its share of a short hunt."""
     size = _TOGETHER * len({mutant.ground for mutant in left})

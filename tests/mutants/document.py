@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from tests.mutants.record import CUDA, KILLED, SURVIVORS, TRITON, Ledger, Mutated, Score
+from tests.mutants.mutant import Mutant
+from tests.mutants.record import CUDA, KILLED, SURVIVORS, TRITON, Ledger, Score
 from verify.cell.process import ROOT
 
 PATH = ROOT / "docs" / "mutation.md"
@@ -20,8 +21,9 @@ part.
 A *convicted* mutant fails a question. A mutant that is *not seen* passes all of them, though it is
 wrong somewhere. An *equivalent* one is right on every problem of the support. A *broken* one
 raises whatever it is asked, or does not compile. Only the first two count."""
-_TRITON = """Each mutant has one change by an operator of `tests/mutants/operators.py`. It ran in
-Triton's interpreter, and the judge asked a part of what a campaign asks, until a verdict failed."""
+_TRITON = """Each mutant has one change by an operator of `tests/mutants/triton/operators.py`. It ran
+in Triton's interpreter, and the judge asked a part of what a campaign asks, until a verdict
+failed."""
 _CUDA = """Each mutant has one change by an operator of `tests/mutants/cuda/operators.py` in a
 header of the raw-PTX kernels. A host compiler compiled fourteen builds of it; they ran on emulated
 threads, barriers and copies ([ptx.md](ptx.md)), warps as unfairly as barriers allow, copies as
@@ -36,11 +38,11 @@ class Part:
 
     title: str
     about: str
-    mutants: Sequence[Mutated]
+    mutants: Sequence[Mutant]
     ledger: Ledger
 
 
-def parts(triton: Sequence[Mutated], cuda: Sequence[Mutated]) -> tuple[Part, ...]:
+def parts(triton: Sequence[Mutant], cuda: Sequence[Mutant]) -> tuple[Part, ...]:
     """Both."""
     return (
         Part("Triton kernels", _TRITON, triton, TRITON),
@@ -91,7 +93,7 @@ def _part(part: Part) -> list[str]:
 
 
 def _table(
-    title: str, judged: Sequence[Mutated], ledger: Ledger, key: Callable[[Mutated], str]
+    title: str, judged: Sequence[Mutant], ledger: Ledger, key: Callable[[Mutant], str]
 ) -> list[str]:
     names = sorted({key(mutant) for mutant in judged})
     scores = {name: Score.of((m for m in judged if key(m) == name), ledger) for name in names}
@@ -105,7 +107,7 @@ def _table(
     ]
 
 
-def _survivor(mutant: Mutated, ledger: Ledger) -> str:
+def _survivor(mutant: Mutant, ledger: Ledger) -> str:
     reason = ledger.reasons().get(mutant.id)
     why = "not explained" if reason is None else f"{reason.what}: {reason.why}"
     texts = (f"`{text}`".replace("|", "\\|") for text in (mutant.before, mutant.after))

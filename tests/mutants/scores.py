@@ -7,8 +7,9 @@ from pathlib import Path
 
 from tests.mutants.cuda.mutant import BUILDS
 from tests.mutants.cuda.mutant import chosen as cuda_chosen
-from tests.mutants.mutant import chosen
-from tests.mutants.record import CUDA, TRITON, Ledger, Mutated, Score
+from tests.mutants.mutant import Mutant
+from tests.mutants.record import CUDA, TRITON, Ledger, Score
+from tests.mutants.triton.mutant import chosen
 from verify.cell.discovery import roster
 from verify.cell.process import ROOT
 
@@ -30,7 +31,7 @@ Numbers = tuple[int, int, int, int]
 
 def numbers() -> dict[str, Numbers]:
     """Killed, counted, judged and chosen mutants of each variant, sorted."""
-    mine: dict[str, list[Mutated]] = {}
+    mine: dict[str, list[Mutant]] = {}
     for mutant in chosen():
         mine.setdefault(mutant.variant, []).append(mutant)
     found = {variant: _numbers(mutants, TRITON) for variant, mutants in mine.items()}
@@ -39,7 +40,7 @@ def numbers() -> dict[str, Numbers]:
     return dict(sorted(found.items()))
 
 
-def _numbers(mutants: list[Mutated], ledger: Ledger) -> Numbers:
+def _numbers(mutants: list[Mutant], ledger: Ledger) -> Numbers:
     score = Score.of(mutants, ledger)
     judged = score.counted + score.equivalent + score.broken
     return score.killed, score.counted, judged, len(mutants)

@@ -12,8 +12,7 @@ from tests.harness.host_library import runs
 from tests.mutants.cuda.hunt import EXECUTION, CudaHunt, Question, questions
 from tests.mutants.cuda.mutant import BUILDS, GROUNDS, CudaMutant, chosen
 from tests.mutants.cuda.operators import code_of, mutations
-from tests.mutants.mutant import source
-from tests.mutants.operators import Mutation
+from tests.mutants.mutant import Mutation, source
 from tests.mutants.record import BROKEN, CUDA, KILLED, SAME, SURVIVORS, Score
 from tests.properties import tier
 

@@ -18,10 +18,11 @@ from tests.faults.search import convicts
 from tests.faults.stand import Stand
 from tests.mutants import document, record, scores
 from tests.mutants.cuda.mutant import chosen as cuda_chosen
-from tests.mutants.hunt import Hunt
-from tests.mutants.mutant import GROUNDS, Mutant, chosen, source
-from tests.mutants.operators import functions_of, mutations
+from tests.mutants.mutant import source
 from tests.mutants.record import BROKEN, KILLED, SURVIVED, TRITON, Ledger
+from tests.mutants.triton.hunt import TritonHunt
+from tests.mutants.triton.mutant import GROUNDS, TritonMutant, chosen
+from tests.mutants.triton.operators import functions_of, mutations
 from tests.mutants.truths import Memory
 from tests.properties import tier
 from verify.cell.process import ROOT
@@ -143,9 +144,9 @@ def test_a_mutant_is_judged_by_the_variant_that_reaches_its_line() -> None:
             assert any("dq_sums is not None" in line for line in lines[-15:])
 
 
-def spread() -> list[Mutant]:
+def spread() -> list[TritonMutant]:
     """Kills of every file, those of the cheapest questions first, and of every operator."""
-    found: dict[object, Mutant] = {}
+    found: dict[object, TritonMutant] = {}
     for mutant in sorted(KILLS, key=lambda mutant: ENTRIES[mutant.id].seconds):
         for kind in (mutant.ground.edited, mutant.mutation.operator):
             found.setdefault(kind, mutant)
@@ -154,12 +155,12 @@ def spread() -> list[Mutant]:
 
 @pytest.mark.parametrize("mutant", tier.for_ci(spread(), keep=3), ids=lambda mutant: mutant.id)
 def test_a_convicted_mutant_is_convicted_again_and_the_kernel_is_not(
-    mutant: Mutant, stand: Stand
+    mutant: TritonMutant, stand: Stand
 ) -> None:
     catch = ENTRIES[mutant.id].catch
     assert catch is not None
     ground = mutant.ground
-    path = ground.plant(mutant.mutation, stand.folder)
+    path = mutant.plant(stand.folder)
     assert convicts(stand, stand.load(path, mutant.variant), catch)
     assert not convicts(stand, stand.load(ROOT / ground.file, mutant.variant), catch)
 
@@ -205,4 +206,4 @@ def test_a_mutant_that_raises_whatever_it_is_asked_is_broken(stand: Stand) -> No
     begin = text.index(name)
     (first, *_) = mutations(text)
     wrong = type(first)("statement", "_flash_forward", 1, begin, begin + len(name), "raise 1")
-    assert Hunt(stand)(Mutant(ground, wrong)).how == BROKEN
+    assert TritonHunt(stand)(TritonMutant.of(ground, wrong)).how == BROKEN

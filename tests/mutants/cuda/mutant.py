@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 
 from tests.harness.ptx_host import Choice
 from tests.mutants.cuda.operators import mutations, region_of
-from tests.mutants.mutant import in_turn, one_line, source
-from tests.mutants.operators import Mutation
+from tests.mutants.mutant import Mutant, in_turn, sample, source
 
 # A header of kernels/ptx, and how many of its mutants are chosen.
 GROUNDS = {
@@ -41,43 +39,25 @@ BUILDS = (
 
 
 @dataclass(frozen=True)
-class CudaMutant:
+class CudaMutant(Mutant):
     """One mutation of one header."""
 
-    edited: str
-    mutation: Mutation
-
     @cached_property
-    def id(self) -> str:
-        """file:function:operator:key; another one once the function has changed."""
+    def key(self) -> str:
+        """Of the innermost function's text, the place in it and the new text."""
         made = self.mutation
         text = source(self.edited)
         region = region_of(text, made)
         place = made.start - region.start, made.end - region.start
         told = text[region.start : region.end], place, made.after
-        key = hashlib.sha256(repr(told).encode()).hexdigest()[:8]
-        return f"{Path(self.edited).name}:{made.function}:{made.operator}:{key}"
-
-    @cached_property
-    def before(self) -> str:
-        """What stands there, in one line."""
-        return one_line(source(self.edited)[self.mutation.start : self.mutation.end])
-
-    @cached_property
-    def after(self) -> str:
-        """What the mutant has, in one line."""
-        return one_line(self.mutation.after)
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:8]
 
 
 @cache
 def mutants(edited: str) -> tuple[CudaMutant, ...]:
-    """The mutants of a header: the operators in turn, of each in an order that depends on the
-    text alone, until there are as many as wanted."""
-    by_operator: dict[str, list[CudaMutant]] = {}
-    for mutation in mutations(source(edited)):
-        by_operator.setdefault(mutation.operator, []).append(CudaMutant(edited, mutation))
-    queues = [sorted(queue, key=lambda mutant: mutant.id[-8:]) for queue in by_operator.values()]
-    return tuple(in_turn(queues))[: GROUNDS[edited]]
+    """The mutants of a header, as many as wanted."""
+    made = mutations(source(edited))
+    return sample((CudaMutant(edited, mutation) for mutation in made), GROUNDS[edited])
 
 
 def chosen() -> list[CudaMutant]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from tests.mutants.operators import SLIGHT, Mutation
+from tests.mutants.mutant import SLIGHT, Mutation
 
 # A name, its members, and what is called or indexed of it.
 _PRIMARY = r"[A-Za-z_][\w:.]*(?:\[[^\[\]]*\]|\([^()]*\))*"
