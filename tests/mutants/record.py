@@ -85,7 +85,9 @@ class Ledger:
     def reasons(self) -> dict[str, Reason]:
         """Why mutants survive, by their ids.  Raises ValueError for a reason that says too
         little."""
-        found = {}
+        found: dict[str, Reason] = {}
+        if not self.explained.exists():
+            return found
         for id_, given in tomllib.loads(self.explained.read_text(encoding="utf-8")).items():
             reason = Reason(given["what"], given["why"])
             if reason.what not in (EQUIVALENT, UNSEEN) or not reason.why:
@@ -103,6 +105,7 @@ def _in(folder: str) -> Ledger:
 
 TRITON = _in("triton")
 CUDA = _in("cuda")
+CUTE = _in("cute")
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kernels.cute import flash_forward
 from tests.mutants.cuda.mutant import BUILDS
 from tests.mutants.cuda.mutant import chosen as cuda_chosen
+from tests.mutants.cute.mutant import chosen as cute_chosen
 from tests.mutants.mutant import Mutant
-from tests.mutants.record import CUDA, TRITON, Ledger, Score
+from tests.mutants.record import CUDA, CUTE, TRITON, Ledger, Score
 from tests.mutants.triton.mutant import chosen
 from verify.cell.discovery import roster
 from verify.cell.process import ROOT
@@ -37,6 +39,7 @@ def numbers() -> dict[str, Numbers]:
     found = {variant: _numbers(mutants, TRITON) for variant, mutants in mine.items()}
     shared = _numbers(list(cuda_chosen()), CUDA)
     found |= dict.fromkeys((build.variant.name for build in BUILDS), shared)
+    found[flash_forward.VARIANT.name] = _numbers(list(cute_chosen()), CUTE)
     return dict(sorted(found.items()))
 
 

@@ -18,6 +18,7 @@ from tests.faults.search import convicts
 from tests.faults.stand import Stand
 from tests.mutants import document, record, scores
 from tests.mutants.cuda.mutant import chosen as cuda_chosen
+from tests.mutants.cute.mutant import chosen as cute_chosen
 from tests.mutants.mutant import source
 from tests.mutants.record import BROKEN, KILLED, SURVIVED, TRITON, Ledger
 from tests.mutants.triton.hunt import TritonHunt
@@ -104,7 +105,7 @@ def test_every_mutant_is_another_program() -> None:
 
 def test_the_record_is_of_the_kernels_as_they_are() -> None:
     assert set(ENTRIES) <= set(MUTANTS), "run python -m tests.mutants --write"
-    parts = document.parts(chosen(), cuda_chosen())
+    parts = document.parts(chosen(), cuda_chosen(), cute_chosen())
     assert document.PATH.read_text("utf-8") == document.document(parts)
     hashes = {variant: source for variant, (source, _) in SCORES.items()}
     assert scores.PATH.read_text("utf-8") == scores.module(hashes)
@@ -160,8 +161,7 @@ def test_a_convicted_mutant_is_convicted_again_and_the_kernel_is_not(
     catch = ENTRIES[mutant.id].catch
     assert catch is not None
     ground = mutant.ground
-    path = mutant.plant(stand.folder)
-    assert convicts(stand, stand.load(path, mutant.variant), catch)
+    assert TritonHunt(stand).again(mutant, catch)
     assert not convicts(stand, stand.load(ROOT / ground.file, mutant.variant), catch)
 
 
@@ -185,7 +185,7 @@ def test_the_command_takes_the_cuda_sources(
 ) -> None:
     """Without time to hunt one, so that what is on record is written alone."""
     for module in (record, document, scores):
-        for name in ("TRITON", "CUDA"):
+        for name in ("TRITON", "CUDA", "CUTE"):
             shipped = getattr(record, name)
             copy = Ledger(tmp_path / f"{name}.json", shipped.explained)
             copy.save(shipped.load())

@@ -18,8 +18,8 @@ GROUNDS = {
     "kernels/ptx/policies.cuh": 30,
 }
 # Every line of the headers is compiled by one of these: each tiling, kind of mask and storage, sums
-# in fp32 and in fp16, operands of 8 bits, one slot and several, one row tile and several, rows
-# that are padded and swizzled.
+# in fp32 and in fp16, operands of 8 bits, one slot and several, one row tile and several, one tile
+# of keys and several, one slice of V and several, rows that are padded and swizzled.
 BUILDS = (
     Choice("split_q", 1, "bfloat16", 96, "band"),
     Choice("split_kv", 0, "bfloat16", 96, "table"),
@@ -35,12 +35,16 @@ BUILDS = (
     Choice("split_q", 1, "float16", 64, "full", "transposed"),
     Choice("split_q", 2, "bfloat16", 32, "band", "transposed"),
     Choice("tiling_qk", 1, "bfloat16", 64, "band", "transposed"),
+    Choice("split_q", 2, "float16-narrow", 32, "table"),
+    Choice("tiling_qkv", 0, "bfloat16", 64, "table"),
+    Choice("tiling_qk", 0, "bfloat16", 512, "band"),
+    Choice("tiling_qk", 0, "float16", 512, "full", "transposed"),
 )
 
 
 @dataclass(frozen=True)
 class CudaMutant(Mutant):
-    """One mutation of one header."""
+    """One mutation of one file of CUDA C++."""
 
     @cached_property
     def key(self) -> str:
@@ -54,12 +58,12 @@ class CudaMutant(Mutant):
 
 
 @cache
-def mutants(edited: str) -> tuple[CudaMutant, ...]:
-    """The mutants of a header, as many as wanted."""
+def mutants(edited: str, wanted: int) -> tuple[CudaMutant, ...]:
+    """So many mutants of a file."""
     made = mutations(source(edited))
-    return sample((CudaMutant(edited, mutation) for mutation in made), GROUNDS[edited])
+    return sample((CudaMutant(edited, mutation) for mutation in made), wanted)
 
 
 def chosen() -> list[CudaMutant]:
-    """All mutants that are judged, the headers in turn."""
-    return list(in_turn([list(mutants(edited)) for edited in GROUNDS]))
+    """All mutants of the raw-PTX kernels that are judged, the headers in turn."""
+    return list(in_turn([list(mutants(edited, wanted)) for edited, wanted in GROUNDS.items()]))

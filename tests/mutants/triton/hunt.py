@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.faults.search import LEADING, Catch, candidates
+from tests.faults.search import LEADING, Catch, candidates, convicts
 from tests.faults.stand import Stand, finest
 from tests.mutants.record import BROKEN, KILLED, SURVIVED, Entry
 from tests.mutants.triton.mutant import TritonMutant
@@ -93,6 +93,11 @@ class TritonHunt:
         finally:
             self.stand.afresh(declaration)
         return Entry(SURVIVED, "", asked, time.monotonic() - begun)
+
+    def again(self, mutant: TritonMutant, catch: Catch) -> bool:
+        """Whether a mutant is convicted again by the question on record."""
+        declaration = self.stand.load(mutant.plant(self.stand.folder), mutant.variant)
+        return convicts(self.stand, declaration, catch)
 
     def _questions(self, mutant: TritonMutant) -> Iterator[Question]:
         """Each once."""
