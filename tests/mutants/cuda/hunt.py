@@ -33,6 +33,7 @@ _OPTIONS = (
     "-fsanitize=bounds",
     "-fsanitize-undefined-trap-on-error",
     "-ftrivial-auto-var-init=pattern",
+    "-fno-lifetime-dse",  # members, too, before a constructor
 )
 
 
