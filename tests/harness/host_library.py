@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -15,19 +13,7 @@ from pathlib import Path
 import pytest
 
 HOST = Path(__file__).parent / "cuda_host"
-
-
-def _compiler() -> tuple[str, ...]:
-    """The command of this machine's compiler, or of the one in the package ziglang; else nothing."""
-    here = shutil.which("c++")
-    if here is not None:
-        return (here,)
-    if importlib.util.find_spec("ziglang") is not None:
-        return (sys.executable, "-m", "ziglang", "c++")
-    return ()
-
-
-COMPILER = _compiler() or None
+COMPILER = shutil.which("c++")
 runs = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 _FLAGS = (
     "-std=c++17",
@@ -39,8 +25,8 @@ _FLAGS = (
     "-Wno-unknown-pragmas",
 )
 # A process loads many builds: else they would share constants of the same name, such as a tile's
-# width, and a later build would read the first one's.  Clang, which ziglang is, shares none.
-_LIBRARY = ("-shared", *(["-fno-gnu-unique"] if len(COMPILER or ()) == 1 else []))
+# width, and a later build would read the first one's.
+_LIBRARY = ("-shared", "-fno-gnu-unique")
 
 
 def host_library(kernel: Path, entry: str, macros: Iterable[tuple[str, str]]) -> ctypes.CDLL:
@@ -69,7 +55,7 @@ def compiled(
     every = [*macros, ("KERNEL", f'"{kernel}"'), ("ENTRY", entry)]
     defines = [f"-D{name}={value}" for name, value in every]
     first = ["-include", str(Path(_standard_headers().name) / "standard.h")]
-    command = [*(COMPILER or ()), *_FLAGS, *_LIBRARY, f"-I{HOST}", *first, *defines, *options]
+    command = [str(COMPILER), *_FLAGS, *_LIBRARY, f"-I{HOST}", *first, *defines, *options]
     said = subprocess.DEVNULL if quiet else None
     subprocess.run([*command, str(HOST / "run.cpp"), "-o", str(library)], check=True, stderr=said)
     return library
@@ -90,6 +76,6 @@ def _standard_headers() -> tempfile.TemporaryDirectory[str]:
     # A file that does not ask to be read once, as the main file of a compilation must not.
     header = Path(folder.name) / "standard.h"
     header.write_text(f'#include "{HOST / "standard.h"}"\n', encoding="utf-8")
-    command = [*(COMPILER or ()), *_FLAGS, "-x", "c++-header", str(header)]
+    command = [str(COMPILER), *_FLAGS, "-x", "c++-header", str(header)]
     subprocess.run([*command, "-o", f"{header}.gch"], check=True)
     return folder

@@ -26,14 +26,13 @@ from tests.mutants.cuda.host_hunt import HostHunt, Question, words
 from tests.mutants.cuda.mutant import BUILDS, CudaMutant
 from tests.mutants.mutant import source
 
-# An index outside of an array with a known length ends the process; what is read before it is set
-# is no number that could be right by luck.
+# An index outside of an array with a known length ends the process; a local variable that is read
+# before it is set is no number that could be right by luck.
 _OPTIONS = (
     "-w",
     "-fsanitize=bounds",
     "-fsanitize-undefined-trap-on-error",
     "-ftrivial-auto-var-init=pattern",
-    "-fno-lifetime-dse",  # members, too, before a constructor
 )
 
 

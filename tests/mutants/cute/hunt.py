@@ -31,7 +31,7 @@ from verify.problem import Problem
 _NAME = "built"
 # Keys that no row of a sequence sees may hold anything.
 _SPOILED = "b=2,sq=64,skv=200,mask=lengths.64_64.70_0"
-# What is read before it is set is no number that could be right by luck.
+# A local variable that is read before it is set is no number that could be right by luck.
 _OPTIONS = ("-ftrivial-auto-var-init=pattern",)
 
 
