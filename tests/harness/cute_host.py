@@ -280,23 +280,26 @@ def compiled_program(
     patch(headers, folder)
     (folder / "program.cpp").write_text(text)
     library = folder / "compiled.so"
-    includes = (
-        folder,
-        HOST,
-        SOURCE.parent,
-        ROOT / "kernels" / "cuda",
-        headers,
-        *toolkit_includes(),
-    )
-    # Instantiating templates, a fifth of the time goes into collecting garbage, unless it may grow.
-    memory = ("--param", "ggc-min-expand=1000", "--param", "ggc-min-heapsize=1048576")
-    options = ("-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fPIC", "-shared", *memory)
     subprocess.run(
-        ["g++", *options, folder / "program.cpp", "-o", library]
-        + [f"-I{directory}" for directory in includes],
+        ["g++", *compiler_options(), "-shared", folder / "program.cpp", "-o", library]
+        + [f"-I{directory}" for directory in include_folders(folder)],
         check=True,
     )
     return library
+
+
+def compiler_options() -> tuple[str, ...]:
+    """Those of g++ for a program that includes CuTe."""
+    # Instantiating templates, a fifth of the time goes into collecting garbage, unless it may grow.
+    memory = ("--param", "ggc-min-expand=1000", "--param", "ggc-min-heapsize=1048576")
+    return ("-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fPIC", *memory)
+
+
+def include_folders(first: Path) -> tuple[Path, ...]:
+    """Where such a program finds headers: there, then those of the host, the kernels and CuTe."""
+    headers = kernel.headers()
+    assert headers is not None
+    return (first, HOST, SOURCE.parent, ROOT / "kernels" / "cuda", headers, *toolkit_includes())
 
 
 def library_of_all(

@@ -54,6 +54,8 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         {"batch": 2, "seqlen_q": 70, "seqlen_kv": 130, "mask": Lengths((70, 31), (0, 99))},
         {"seqlen_q": 140, "seqlen_kv": 140, "mask": Causal() & Lengths((129,), (101,)), **WIDE},
         {"seqlen_q": 100, "seqlen_kv": 160, "mask": Documents((90, 70))},
+        # Rows of a tile that begin at different keys and end at the same one
+        {"seqlen_q": 100, "seqlen_kv": 150, "mask": Window(30, None) & Lengths((95,), (150,))},
     ],
 }
 # Where rows of transposed K end in a tile: in bytes multiples of 17, and in chunks 3 and 7.

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from tests.mutants.record import CUDA, KILLED, SURVIVORS, TRITON, Ledger, Mutated, Score
+from tests.mutants.mutant import Mutant
+from tests.mutants.record import CUDA, CUTE, KILLED, SURVIVORS, TRITON, Ledger, Score
 from verify.cell.process import ROOT
 
 PATH = ROOT / "docs" / "mutation.md"
@@ -15,19 +16,24 @@ _HEAD = """# Mutation score
 
 How many small changes of the shipped kernels the suite convicts without a GPU. Written by
 `python -m tests.mutants`; `tests/meta/campaign/test_mutants.py` and `test_cuda_mutants.py` replay a
-part.
+part, and so does [`verify bench mutants`](benchmarks.md#mutants-killed-per-minute).
 
 A *convicted* mutant fails a question. A mutant that is *not seen* passes all of them, though it is
 wrong somewhere. An *equivalent* one is right on every problem of the support. A *broken* one
 raises whatever it is asked, or does not compile. Only the first two count."""
-_TRITON = """Each mutant has one change by an operator of `tests/mutants/operators.py`. It ran in
-Triton's interpreter, and the judge asked a part of what a campaign asks, until a verdict failed."""
+_TRITON = """Each mutant has one change by an operator of `tests/mutants/triton/operators.py`. It
+ran in Triton's interpreter, and the judge asked a part of what a campaign asks, until a verdict
+failed."""
 _CUDA = """Each mutant has one change by an operator of `tests/mutants/cuda/operators.py` in a
-header of the raw-PTX kernels. A host compiler compiled fourteen builds of it; they ran on emulated
+header of the raw-PTX kernels. A host compiler compiled eighteen builds of it; they ran on emulated
 threads, barriers and copies ([ptx.md](ptx.md)), warps as unfairly as barriers allow, copies as
 early or as late as waits allow. The questions are those of `tests/harness/ptx_cases.py`, judged by
 the bounds of O and LSE, by what lies around the tensors and by bank conflicts. A mutant whose
 builds all have the machine code of the right kernel is not asked: it survives, too."""
+_CUTE = """Each mutant has one change by an operator of `tests/mutants/cuda/operators.py` in a
+source of `cute-flash-forward`. A host compiler compiled two builds of it with CuTe's own layouts,
+swizzles and partitions; they ran as those above, and were asked what `tests/harness/cute_cases.py`
+lists."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +42,18 @@ class Part:
 
     title: str
     about: str
-    mutants: Sequence[Mutated]
+    mutants: Sequence[Mutant]
     ledger: Ledger
 
 
-def parts(triton: Sequence[Mutated], cuda: Sequence[Mutated]) -> tuple[Part, ...]:
-    """Both."""
+def parts(
+    triton: Sequence[Mutant], cuda: Sequence[Mutant], cute: Sequence[Mutant]
+) -> tuple[Part, ...]:
+    """Of all languages."""
     return (
         Part("Triton kernels", _TRITON, triton, TRITON),
         Part("CUDA kernels", _CUDA, cuda, CUDA),
+        Part("CuTe kernel", _CUTE, cute, CUTE),
     )
 
 
@@ -91,7 +100,7 @@ def _part(part: Part) -> list[str]:
 
 
 def _table(
-    title: str, judged: Sequence[Mutated], ledger: Ledger, key: Callable[[Mutated], str]
+    title: str, judged: Sequence[Mutant], ledger: Ledger, key: Callable[[Mutant], str]
 ) -> list[str]:
     names = sorted({key(mutant) for mutant in judged})
     scores = {name: Score.of((m for m in judged if key(m) == name), ledger) for name in names}
@@ -105,7 +114,7 @@ def _table(
     ]
 
 
-def _survivor(mutant: Mutated, ledger: Ledger) -> str:
+def _survivor(mutant: Mutant, ledger: Ledger) -> str:
     reason = ledger.reasons().get(mutant.id)
     why = "not explained" if reason is None else f"{reason.what}: {reason.why}"
     texts = (f"`{text}`".replace("|", "\\|") for text in (mutant.before, mutant.after))

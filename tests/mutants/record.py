@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from tests.faults.search import Catch
-from tests.mutants.operators import Mutation
+from tests.mutants.mutant import Mutant
 
 KILLED = "killed"
 BROKEN = "broken"  # raises whatever it is asked, as one does that no compiler takes
@@ -53,28 +52,6 @@ class Reason:
     why: str
 
 
-class Mutated(Protocol):
-    """A mutant of any language.
-
-    id: names it, and what it is made of.  before, after: the text that it changes, in one line.
-    """
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def before(self) -> str: ...
-
-    @property
-    def after(self) -> str: ...
-
-    @property
-    def edited(self) -> str: ...
-
-    @property
-    def mutation(self) -> Mutation: ...
-
-
 @dataclass(frozen=True)
 class Ledger:
     """What became of the mutants of one language.
@@ -92,7 +69,7 @@ class Ledger:
         data = json.loads(self.path.read_text("utf-8"))
         return {id_: Entry(**entry) for id_, entry in data.items()}
 
-    def current(self, mutants: Iterable[Mutated]) -> dict[str, Entry]:
+    def current(self, mutants: Iterable[Mutant]) -> dict[str, Entry]:
         """The entries of these mutants."""
         entries = self.load()
         return {mutant.id: entries[mutant.id] for mutant in mutants if mutant.id in entries}
@@ -108,7 +85,9 @@ class Ledger:
     def reasons(self) -> dict[str, Reason]:
         """Why mutants survive, by their ids.  Raises ValueError for a reason that says too
         little."""
-        found = {}
+        found: dict[str, Reason] = {}
+        if not self.explained.exists():
+            return found
         for id_, given in tomllib.loads(self.explained.read_text(encoding="utf-8")).items():
             reason = Reason(given["what"], given["why"])
             if reason.what not in (EQUIVALENT, UNSEEN) or not reason.why:
@@ -118,8 +97,15 @@ class Ledger:
 
 
 _HERE = Path(__file__).parent
-TRITON = Ledger(_HERE / "record.json", _HERE / "survivors.toml")
-CUDA = Ledger(_HERE / "cuda" / "record.json", _HERE / "cuda" / "survivors.toml")
+
+
+def _in(folder: str) -> Ledger:
+    return Ledger(_HERE / folder / "record.json", _HERE / folder / "survivors.toml")
+
+
+TRITON = _in("triton")
+CUDA = _in("cuda")
+CUTE = _in("cute")
 
 
 @dataclass(frozen=True)
@@ -132,7 +118,7 @@ class Score:
     broken: int
 
     @staticmethod
-    def of(mutants: Iterable[Mutated], ledger: Ledger) -> Score:
+    def of(mutants: Iterable[Mutant], ledger: Ledger) -> Score:
         """Of those that are on record; a survivor without a reason is unseen."""
         known, entries = ledger.reasons(), ledger.load()
         hows = [(mutant.id, entries[mutant.id].how) for mutant in mutants if mutant.id in entries]

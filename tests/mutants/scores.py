@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kernels.cute import flash_forward
 from tests.mutants.cuda.mutant import BUILDS
 from tests.mutants.cuda.mutant import chosen as cuda_chosen
-from tests.mutants.mutant import chosen
-from tests.mutants.record import CUDA, TRITON, Ledger, Mutated, Score
+from tests.mutants.cute.mutant import chosen as cute_chosen
+from tests.mutants.mutant import Mutant
+from tests.mutants.record import CUDA, CUTE, TRITON, Ledger, Score
+from tests.mutants.triton.mutant import chosen
 from verify.cell.discovery import roster
 from verify.cell.process import ROOT
 
@@ -30,16 +33,17 @@ Numbers = tuple[int, int, int, int]
 
 def numbers() -> dict[str, Numbers]:
     """Killed, counted, judged and chosen mutants of each variant, sorted."""
-    mine: dict[str, list[Mutated]] = {}
+    mine: dict[str, list[Mutant]] = {}
     for mutant in chosen():
         mine.setdefault(mutant.variant, []).append(mutant)
     found = {variant: _numbers(mutants, TRITON) for variant, mutants in mine.items()}
     shared = _numbers(list(cuda_chosen()), CUDA)
     found |= dict.fromkeys((build.variant.name for build in BUILDS), shared)
+    found[flash_forward.VARIANT.name] = _numbers(list(cute_chosen()), CUTE)
     return dict(sorted(found.items()))
 
 
-def _numbers(mutants: list[Mutated], ledger: Ledger) -> Numbers:
+def _numbers(mutants: list[Mutant], ledger: Ledger) -> Numbers:
     score = Score.of(mutants, ledger)
     judged = score.counted + score.equivalent + score.broken
     return score.killed, score.counted, judged, len(mutants)

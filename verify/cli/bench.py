@@ -1,4 +1,4 @@
-"""The commands `verify bench kernels` and `verify bench suite`."""
+"""The commands `verify bench kernels`, `verify bench suite` and `verify bench mutants`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _DIRECTIONS = ("forward", "backward")
 
 @click.group()
 def bench() -> None:
-    """Measure speed: of the kernels that passed (`kernels`), or of this suite (`suite`)."""
+    """Measure speed: of the kernels that passed (`kernels`), of this suite (`suite`), or of its
+    convictions (`mutants`)."""
 
 
 @bench.command()
@@ -38,6 +39,33 @@ def suite(seconds: float, workers: str, select: str) -> int:
     from verify.cli.bench_suite import bench_suite
 
     return bench_suite(console, seconds, workers, select)
+
+
+@bench.command()
+@click.option(
+    "--seconds",
+    default=120.0,
+    show_default=True,
+    callback=options.above_zero,
+    help="The longest time, half of it for each language; a mutant that has begun is judged.",
+)
+@click.option(
+    "--out",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Parent of the report's folder; default: .verify/report.",
+)
+def mutants(seconds: float, directory: Path | None) -> int:
+    """Judge a fixed sample of mutants of the shipped kernels again, without a GPU, and say how many
+    are killed a minute.
+
+    Writes .verify/report/<device>/mutants.json. Exits 1 if a mutant is no longer convicted, 3 if
+    none was judged.
+    """
+    from verify.cli.bench_mutants import bench_mutants
+    from verify.machine import device
+
+    return bench_mutants(console, seconds, report_parent(directory, False) / device.slug())
 
 
 @bench.command()

@@ -14,6 +14,7 @@ from verify.evidence.strict_json import Free, NumberOrText
 from verify.profiling.record import Profiles
 from verify.report.schema import Report
 from verify.sanitizers.account import Account
+from verify.timing.mutants import MutantRates
 from verify.timing.record import Benchmark
 
 
@@ -30,6 +31,7 @@ def schemas() -> dict[str, str]:
     (report,), of_report = _of(Report)
     (account,), of_account = _of(Account)
     (bench,), of_bench = _of(Benchmark)
+    (mutants,), of_mutants = _of(MutantRates)
     (profiles,), of_profiles = _of(Profiles)
     (xfail,), of_xfail = _of(Xfail)
     xfails = {
@@ -40,6 +42,7 @@ def schemas() -> dict[str, str]:
     return {
         "bench.json": _text("bench.json", bench, of_bench),
         "evidence.json": _text("A line of evidence", {"oneOf": kinds}, records),
+        "mutants.json": _text("mutants.json", mutants, of_mutants),
         "profiles.json": _text("profiles.json", profiles, of_profiles),
         "report.json": _text("report.json", report, of_report),
         "sanitizer.json": _text("sanitizer.json", account, of_account),

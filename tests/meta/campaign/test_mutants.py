@@ -18,10 +18,12 @@ from tests.faults.search import convicts
 from tests.faults.stand import Stand
 from tests.mutants import document, record, scores
 from tests.mutants.cuda.mutant import chosen as cuda_chosen
-from tests.mutants.hunt import Hunt
-from tests.mutants.mutant import GROUNDS, Mutant, chosen, source
-from tests.mutants.operators import functions_of, mutations
+from tests.mutants.cute.mutant import chosen as cute_chosen
+from tests.mutants.mutant import source
 from tests.mutants.record import BROKEN, KILLED, SURVIVED, TRITON, Ledger
+from tests.mutants.triton.hunt import TritonHunt
+from tests.mutants.triton.mutant import GROUNDS, TritonMutant, chosen
+from tests.mutants.triton.operators import functions_of, mutations
 from tests.mutants.truths import Memory
 from tests.properties import tier
 from verify.cell.process import ROOT
@@ -103,7 +105,7 @@ def test_every_mutant_is_another_program() -> None:
 
 def test_the_record_is_of_the_kernels_as_they_are() -> None:
     assert set(ENTRIES) <= set(MUTANTS), "run python -m tests.mutants --write"
-    parts = document.parts(chosen(), cuda_chosen())
+    parts = document.parts(chosen(), cuda_chosen(), cute_chosen())
     assert document.PATH.read_text("utf-8") == document.document(parts)
     hashes = {variant: source for variant, (source, _) in SCORES.items()}
     assert scores.PATH.read_text("utf-8") == scores.module(hashes)
@@ -143,9 +145,9 @@ def test_a_mutant_is_judged_by_the_variant_that_reaches_its_line() -> None:
             assert any("dq_sums is not None" in line for line in lines[-15:])
 
 
-def spread() -> list[Mutant]:
+def spread() -> list[TritonMutant]:
     """Kills of every file, those of the cheapest questions first, and of every operator."""
-    found: dict[object, Mutant] = {}
+    found: dict[object, TritonMutant] = {}
     for mutant in sorted(KILLS, key=lambda mutant: ENTRIES[mutant.id].seconds):
         for kind in (mutant.ground.edited, mutant.mutation.operator):
             found.setdefault(kind, mutant)
@@ -154,13 +156,12 @@ def spread() -> list[Mutant]:
 
 @pytest.mark.parametrize("mutant", tier.for_ci(spread(), keep=3), ids=lambda mutant: mutant.id)
 def test_a_convicted_mutant_is_convicted_again_and_the_kernel_is_not(
-    mutant: Mutant, stand: Stand
+    mutant: TritonMutant, stand: Stand
 ) -> None:
     catch = ENTRIES[mutant.id].catch
     assert catch is not None
     ground = mutant.ground
-    path = ground.plant(mutant.mutation, stand.folder)
-    assert convicts(stand, stand.load(path, mutant.variant), catch)
+    assert TritonHunt(stand).again(mutant, catch)
     assert not convicts(stand, stand.load(ROOT / ground.file, mutant.variant), catch)
 
 
@@ -184,7 +185,7 @@ def test_the_command_takes_the_cuda_sources(
 ) -> None:
     """Without time to hunt one, so that what is on record is written alone."""
     for module in (record, document, scores):
-        for name in ("TRITON", "CUDA"):
+        for name in ("TRITON", "CUDA", "CUTE"):
             shipped = getattr(record, name)
             copy = Ledger(tmp_path / f"{name}.json", shipped.explained)
             copy.save(shipped.load())
@@ -205,4 +206,4 @@ def test_a_mutant_that_raises_whatever_it_is_asked_is_broken(stand: Stand) -> No
     begin = text.index(name)
     (first, *_) = mutations(text)
     wrong = type(first)("statement", "_flash_forward", 1, begin, begin + len(name), "raise 1")
-    assert Hunt(stand)(Mutant(ground, wrong)).how == BROKEN
+    assert TritonHunt(stand)(TritonMutant.of(ground, wrong)).how == BROKEN

@@ -134,6 +134,7 @@ RUNS = {
     "verify oracles": of(HERE, "test_oracles", '"oracles"'),
     "verify oracles --table": of(HERE, "test_oracles", '"--table"'),
     "verify bench": wheel('verify, "bench", "suite", "--seconds"'),
+    "verify bench mutants": of("test_bench_mutants", "asked", '"bench", "mutants"'),
     "verify bench --suite": of("test_bench", "test_select_dtype_and_time", '"--suite"'),
     "verify bench --seconds": of("test_bench", "test_select_dtype_and_time", '"--seconds"'),
     "verify bench --continue": of("test_bench", "test_a_cut_run_goes_on", '"--continue"'),

@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 
 from tests.harness.ptx_host import Choice
 from tests.mutants.cuda.operators import mutations, region_of
-from tests.mutants.mutant import in_turn, one_line, source
-from tests.mutants.operators import Mutation
+from tests.mutants.mutant import Mutant, in_turn, sample, source
 
 # A header of kernels/ptx, and how many of its mutants are chosen.
 GROUNDS = {
@@ -20,8 +18,8 @@ GROUNDS = {
     "kernels/ptx/policies.cuh": 30,
 }
 # Every line of the headers is compiled by one of these: each tiling, kind of mask and storage, sums
-# in fp32 and in fp16, operands of 8 bits, one slot and several, one row tile and several, rows
-# that are padded and swizzled.
+# in fp32 and in fp16, operands of 8 bits, one slot and several, one row tile and several, one tile
+# of keys and several, one slice of V and several, rows that are padded and swizzled.
 BUILDS = (
     Choice("split_q", 1, "bfloat16", 96, "band"),
     Choice("split_kv", 0, "bfloat16", 96, "table"),
@@ -37,49 +35,35 @@ BUILDS = (
     Choice("split_q", 1, "float16", 64, "full", "transposed"),
     Choice("split_q", 2, "bfloat16", 32, "band", "transposed"),
     Choice("tiling_qk", 1, "bfloat16", 64, "band", "transposed"),
+    Choice("split_q", 2, "float16-narrow", 32, "table"),
+    Choice("tiling_qkv", 0, "bfloat16", 64, "table"),
+    Choice("tiling_qk", 0, "bfloat16", 512, "band"),
+    Choice("tiling_qk", 0, "float16", 512, "full", "transposed"),
 )
 
 
 @dataclass(frozen=True)
-class CudaMutant:
-    """One mutation of one header."""
-
-    edited: str
-    mutation: Mutation
+class CudaMutant(Mutant):
+    """One mutation of one file of CUDA C++."""
 
     @cached_property
-    def id(self) -> str:
-        """file:function:operator:key; another one once the function has changed."""
+    def key(self) -> str:
+        """Of the innermost function's text, the place in it and the new text."""
         made = self.mutation
         text = source(self.edited)
         region = region_of(text, made)
         place = made.start - region.start, made.end - region.start
         told = text[region.start : region.end], place, made.after
-        key = hashlib.sha256(repr(told).encode()).hexdigest()[:8]
-        return f"{Path(self.edited).name}:{made.function}:{made.operator}:{key}"
-
-    @cached_property
-    def before(self) -> str:
-        """What stands there, in one line."""
-        return one_line(source(self.edited)[self.mutation.start : self.mutation.end])
-
-    @cached_property
-    def after(self) -> str:
-        """What the mutant has, in one line."""
-        return one_line(self.mutation.after)
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:8]
 
 
 @cache
-def mutants(edited: str) -> tuple[CudaMutant, ...]:
-    """The mutants of a header: the operators in turn, of each in an order that depends on the
-    text alone, until there are as many as wanted."""
-    by_operator: dict[str, list[CudaMutant]] = {}
-    for mutation in mutations(source(edited)):
-        by_operator.setdefault(mutation.operator, []).append(CudaMutant(edited, mutation))
-    queues = [sorted(queue, key=lambda mutant: mutant.id[-8:]) for queue in by_operator.values()]
-    return tuple(in_turn(queues))[: GROUNDS[edited]]
+def mutants(edited: str, wanted: int) -> tuple[CudaMutant, ...]:
+    """So many mutants of a file."""
+    made = mutations(source(edited))
+    return sample((CudaMutant(edited, mutation) for mutation in made), wanted)
 
 
 def chosen() -> list[CudaMutant]:
-    """All mutants that are judged, the headers in turn."""
-    return list(in_turn([list(mutants(edited)) for edited in GROUNDS]))
+    """All mutants of the raw-PTX kernels that are judged, the headers in turn."""
+    return list(in_turn([list(mutants(edited, wanted)) for edited, wanted in GROUNDS.items()]))

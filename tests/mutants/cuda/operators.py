@@ -1,7 +1,8 @@
 """Mutation operators for CUDA C++: the small slips of which kernels die, as edits of the text.
 
 The text is formatted by the rules of this project: binary operators stand between blanks, template
-arguments do not.  Comments, strings and lines of the preprocessor are never touched.
+arguments do not.  CuTe's own words for a device function, a copy and a wait are known.  Comments,
+strings and lines of the preprocessor are never touched.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from tests.mutants.operators import SLIGHT, Mutation
+from tests.mutants.mutant import SLIGHT, Mutation
 
 # A name, its members, and what is called or indexed of it.
 _PRIMARY = r"[A-Za-z_][\w:.]*(?:\[[^\[\]]*\]|\([^()]*\))*"
 _LEFT_OUT = re.compile(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*', re.S | re.M)
-_FUNCTION = re.compile(r"__device__[^;{}()]*?(\w+)\([^;{}]*\)[^;{}()]*(?::[^;]*?\)\s*)?\{")
+_FUNCTION = re.compile(
+    r"(?:__device__|CUTE_DEVICE|__launch_bounds__\([^()]*\))"
+    r"[^;{}()]*?(\w+)\([^;{}]*\)[^;{}()]*(?::[^;]*?\)\s*)?\{"
+)
 _DECLARED = re.compile(r"\b(?:u32|float|int|unsigned|char|Scores|Values)\b[^=;]*$")
 
 # What an operator proposes: its own name, start, end, and the new text.
@@ -147,7 +151,7 @@ def _order(code: str) -> Iterator[_Proposal]:
     for found in re.finditer(
         r"(?<!min)(?<!max)(?<!maxf)(?<!minf)(?<=\w)\(([^(),;{}]+), ([^(),;{}]+)(?=[,)])", code
     ):
-        if not re.match(r"(?:const|unsigned|int|float|u32)\b", found[1]):
+        if not re.match(r"(?:const|unsigned|int|float|u32)\b|[\w:]+ const&", found[1]):
             yield "order", *found.span(), f"({found[2]}, {found[1]}"
 
 
@@ -163,9 +167,9 @@ def _barrier(code: str) -> Iterator[_Proposal]:
     """A barrier, a wait or a group of copies that is left out; a wait that leaves one more."""
     for found in re.finditer(r"__sync\w+\(\);", code):
         yield "barrier", *found.span(), ";"
-    for found in re.finditer(r"cp_async_wait_group<([^>]+)>", code):
+    for found in re.finditer(r"cp_async_wait(?:_group)?<([^>]+)>", code):
         yield "wait", *found.span(1), f"{found[1]} + 1"
-    for found in re.finditer(r"ptx::cp_async_\w+(?:<[^>]+>)?\(\);", code):
+    for found in re.finditer(r"(?:ptx::)?cp_async_\w+(?:<[^>]+>)?\(\);", code):
         yield "wait", *found.span(), ";"
 
 
@@ -190,7 +194,8 @@ def _statement(code: str) -> Iterator[_Proposal]:
             continue
         yield _about(found[1], "statement"), *found.span(1), ";"
     for found in re.finditer(
-        r"(?m)^ +((?!return|__sync|static_assert|ptx::cp_async)[\w:.]+(?:<[^;]*>)?\([^;{}]*\);)$",
+        r"(?m)^ +((?!return|__sync|static_assert|(?:ptx::)?cp_async)"
+        r"[\w:.]+(?:<[^;]*>)?\([^;{}]*\);)$",
         code,
     ):
         yield "statement", *found.span(1), ";"
@@ -200,7 +205,9 @@ def _dtype(code: str) -> Iterator[_Proposal]:
     """A cast that is lost."""
     for found in re.finditer(r"static_cast<(?:long long|float|u32)>(?=\()", code):
         yield "dtype", *found.span(), ""
-    for found in re.finditer(r"\blong long (?=\w+ =)", code):
+    for found in re.finditer(r"\bint64_t(?=\()", code):
+        yield "dtype", *found.span(), ""
+    for found in re.finditer(r"\b(?:long long|int64_t) (?=\w+ =)", code):
         yield "dtype", *found.span(), "int "
 
 

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.faults.search import LEADING, Catch, candidates
+from tests.faults.search import LEADING, Catch, candidates, convicts
 from tests.faults.stand import Stand, finest
-from tests.mutants.mutant import Mutant
 from tests.mutants.record import BROKEN, KILLED, SURVIVED, Entry
+from tests.mutants.triton.mutant import TritonMutant
 from verify.campaign.edge_cases import edge_cases
 from verify.campaign.targets import Target, excludes_group
 from verify.cell.process import ROOT
@@ -30,7 +30,7 @@ _BEST = 12  # cases that convicted most mutants of the same kernel, which are as
 
 
 @dataclass
-class Hunt:
+class TritonHunt:
     """Hunts mutants, one after the other, and remembers what convicts those of a kernel.
 
     convicting: how many mutants of a variant a question has convicted, of an earlier hunt
@@ -41,30 +41,30 @@ class Hunt:
     convicting: dict[str, Counter[Question]] = field(default_factory=dict)
     _every: dict[str, list[Question]] = field(default_factory=dict)
 
-    def learn(self, mutant: Mutant, by: Catch) -> None:
+    def learn(self, mutant: TritonMutant, by: Catch) -> None:
         """Count a conviction of an earlier hunt."""
         configs = {config.name: config for config in self._shipped(mutant).configs}
         if by.config in configs:
             question = (by.group, configs[by.config], Problem.parse(by.problem))
             self._count(mutant, question)
 
-    def _count(self, mutant: Mutant, question: Question) -> None:
+    def _count(self, mutant: TritonMutant, question: Question) -> None:
         self.convicting.setdefault(mutant.variant, Counter())[question] += 1
 
-    def _all(self, mutant: Mutant) -> Iterator[Question]:
+    def _all(self, mutant: TritonMutant) -> Iterator[Question]:
         """All that the mutant's kernel is asked, which takes seconds to draw."""
         if mutant.variant not in self._every:
             self._every[mutant.variant] = list(_all(self._shipped(mutant)))
         yield from self._every[mutant.variant]
 
-    def _shipped(self, mutant: Mutant) -> Declaration:
+    def _shipped(self, mutant: TritonMutant) -> Declaration:
         return self.stand.load(ROOT / mutant.ground.file, mutant.variant)
 
-    def __call__(self, mutant: Mutant) -> Entry:
+    def __call__(self, mutant: TritonMutant) -> Entry:
         """Ask until a verdict fails, or all is asked."""
         begun = time.monotonic()
         asked = 0
-        path = mutant.ground.plant(mutant.mutation, self.stand.folder)
+        path = mutant.plant(self.stand.folder)
         try:
             declaration = self.stand.load(path, mutant.variant)
         except ValueError:
@@ -94,7 +94,12 @@ class Hunt:
             self.stand.afresh(declaration)
         return Entry(SURVIVED, "", asked, time.monotonic() - begun)
 
-    def _questions(self, mutant: Mutant) -> Iterator[Question]:
+    def again(self, mutant: TritonMutant, catch: Catch) -> bool:
+        """Whether a mutant is convicted again by the question on record."""
+        declaration = self.stand.load(mutant.plant(self.stand.folder), mutant.variant)
+        return convicts(self.stand, declaration, catch)
+
+    def _questions(self, mutant: TritonMutant) -> Iterator[Question]:
         """Each once."""
         seen = set()
         best = self.convicting.get(mutant.variant, Counter()).most_common(_BEST)

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from tests.mutants.mutant import SLIGHT, Mutation
+
 _COMPARISONS: Mapping[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: ("<", "<="),
     ast.LtE: ("<=", "<"),
@@ -30,26 +32,6 @@ _TWINS = {
     "min": "max",
     "max": "min",
 }
-SLIGHT = 1 + 2.0**-10  # what a constant of a formula is multiplied by
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """One edit: text[start:end] becomes `after`.
-
-    line: of the file, from 1.
-    """
-
-    operator: str
-    function: str
-    line: int
-    start: int
-    end: int
-    after: str
-
-    def applied(self, text: str) -> str:
-        """The mutated text."""
-        return text[: self.start] + self.after + text[self.end :]
 
 
 @dataclass(frozen=True)

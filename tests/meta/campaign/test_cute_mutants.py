@@ -1,0 +1,69 @@
+"""Mutants of the CuTe forward: its words are known to the operators, the record is of today's
+sources, every survivor has its reason, and a convicted one is convicted again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.cute_host import has_headers, has_host
+from tests.mutants.cuda.host_hunt import Question
+from tests.mutants.cuda.mutant import CudaMutant
+from tests.mutants.cuda.operators import mutations
+from tests.mutants.cute.hunt import CuteHunt, questions
+from tests.mutants.cute.mutant import BUILDS, GROUNDS, chosen
+from tests.mutants.record import CUTE, KILLED, SURVIVORS
+from tests.properties import tier
+
+MUTANTS = {mutant.id: mutant for mutant in chosen()}
+ENTRIES = CUTE.load()
+KILLS = [MUTANTS[id_] for id_, entry in ENTRIES.items() if entry.how == KILLED and id_ in MUTANTS]
+
+KERNEL = """CUTE_DEVICE void step(Arguments const& a, int batch) {
+  int64_t place = int64_t(batch) * a.heads_q;
+  cp_async_wait<1>();
+  cp_async_fence();
+  finish(place, batch);
+}
+"""
+EXPECTED = (
+    ("dtype", "int place ="),
+    ("dtype", "= (batch) *"),
+    ("wait", "cp_async_wait<1 + 1>"),
+    ("wait", "  ;\n  finish"),
+    ("order", "finish(batch, place)"),
+)
+
+
+@pytest.mark.parametrize(("operator", "text"), EXPECTED, ids=[text for _, text in EXPECTED])
+def test_an_operator_changes_one_place(operator: str, text: str) -> None:
+    made = [each for each in mutations(KERNEL) if text in each.applied(KERNEL)]
+    assert operator in {each.operator for each in made}
+    assert {each.function for each in made} == {"step"}
+
+
+def test_parameters_do_not_change_places() -> None:
+    assert not any("(int batch" in each.applied(KERNEL) for each in mutations(KERNEL))
+
+
+def test_the_record_is_of_the_sources_as_they_are() -> None:
+    assert set(ENTRIES) <= set(MUTANTS), "run python -m tests.mutants --cute --write"
+    assert len(MUTANTS) == len(chosen()) == sum(GROUNDS.values())
+    assert {id_ for id_, entry in ENTRIES.items() if entry.how in SURVIVORS} == set(CUTE.reasons())
+    assert {mutant.edited for mutant in KILLS} <= set(GROUNDS)
+
+
+def test_a_question_parses_back() -> None:
+    for question in questions(BUILDS[0]):
+        assert Question.parse(question.id) == question
+
+
+@has_headers
+@has_host
+@pytest.mark.for_ci
+@pytest.mark.parametrize("mutant", tier.for_ci(KILLS[:3], keep=1), ids=lambda mutant: mutant.id)
+def test_a_convicted_mutant_is_convicted_again_and_the_kernel_is_not(mutant: CudaMutant) -> None:
+    entry = ENTRIES[mutant.id]
+    question = Question.parse(entry.by.partition(":")[2])
+    with CuteHunt() as hunt:
+        assert hunt.verdict(hunt.library(question.build, None), question) is None
+        assert hunt.again(mutant, entry)

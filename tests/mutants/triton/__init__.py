@@ -1,0 +1,1 @@
+"""Mutants of the Triton kernels, run by Triton's interpreter."""
