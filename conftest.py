@@ -6,9 +6,10 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator
 from datetime import UTC, datetime
 from importlib import import_module
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TypeVar
 
@@ -245,7 +246,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in idle]
     # A campaign that stops at its first failure comes to it sooner by its quick tests.
     seconds = _no_seconds if config.getoption("maxfail") == 1 else _seconds
-    items[:] = dealt(items, seconds, getattr(config, "workerinput", {}).get("workercount", 1))
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    items[:] = dealt(items, seconds, workers, _source)
 
 
 def pytest_collection_finish() -> None:
@@ -263,19 +265,39 @@ def _seconds(item: pytest.Item) -> float:
     return 0.0 if marker is None else float(marker.args[0])
 
 
-def dealt(items: list[_T], seconds: Callable[[_T], float], shares: int) -> list[_T]:
+def _alone(item: object) -> Hashable:
+    return item
+
+
+def _source(item: pytest.Item) -> Hashable:
+    """What items of one function share if the problems of their targets are the same draws."""
+    target = item.callspec.params.get("target") if hasattr(item, "callspec") else None
+    return item if target is None else (item.nodeid.partition("[")[0], target.declaration.ref)
+
+
+def dealt(
+    items: list[_T],
+    seconds: Callable[[_T], float],
+    shares: int,
+    kin: Callable[[_T], Hashable] = _alone,
+) -> list[_T]:
     """Order the items so that `shares` workers end at about the same time.
 
     xdist first gives every worker an equal part of the items; a worker without work then takes the
     last items of another's part.  So each part begins with its share of the long items, the longest
-    first.  The others, for which seconds(item) is 0, follow in their order.
+    first; neighbours of one kin go to one worker, which does once what they have in common.  The
+    others, for which seconds(item) is 0, follow in their order.
     """
     if shares < 2:
         return items
     long = sorted((item for item in items if seconds(item)), key=seconds, reverse=True)
+    kins = [list(run) for _, run in groupby(long, key=lambda item: (seconds(item), kin(item)))]
     short = [item for item in items if not seconds(item)]
     size = -(-len(short) // shares)
-    runs = [[*long[n::shares], *short[n * size : (n + 1) * size]] for n in range(shares)]
+    runs = [
+        [*chain.from_iterable(kins[n::shares]), *short[n * size : (n + 1) * size]]
+        for n in range(shares)
+    ]
     return [item for run in runs for item in run]
 
 

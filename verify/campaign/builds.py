@@ -12,10 +12,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from verify.campaign.halt import over
-from verify.cell.process import COMPILER, Cell, ForkServer, Reply
+from verify.cell.process import COMPILER, TRITON_COMPILER, Cell, Environment, ForkServer, Reply
 from verify.evidence import Built, NotRun, Recorder
 from verify.machine.extras import lacked_by
 from verify.variant import Declaration, compiled_archs
@@ -64,6 +65,14 @@ def left_out(profile: str, chosen: tuple[str, ...]) -> str:
         if missing
         else ""
     )
+
+
+def environment_for(declarations: Sequence[Declaration]) -> Environment:
+    """The environment to compile these in: with Triton's compiler imported once for all kernel
+    processes, if any file speaks of Triton."""
+    files = {declaration.path for declaration in declarations}
+    triton = any(b"triton" in Path(file).read_bytes() for file in files)
+    return TRITON_COMPILER if triton else COMPILER
 
 
 @dataclass

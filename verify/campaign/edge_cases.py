@@ -13,7 +13,7 @@ from hypothesis.errors import Unsatisfiable
 from references.masks import Causal, Documents, Full, Lengths, Mask, Prefix, Window, intersect
 from references.score_mods import Softcap
 from verify.campaign.targets import Target
-from verify.oracles import groups
+from verify.oracles import groups, of_group
 from verify.problem import Layout, Problem
 from verify.problem.coverage import bins_reachable, coverage_bins, square_only
 from verify.problem.lengths import raised
@@ -68,7 +68,7 @@ def first_cases(target: Target) -> list[Problem]:
     do.  None where no draw fits the group.
     """
     try:
-        found = {p.name: p for p in draws(target.within(_SMALL), _FEW) if p.pairs}.values()
+        found = {p.name: p for p in drawn(target, _FEW, 0, _SMALL) if p.pairs}.values()
     except Unsatisfiable:
         return []
     several = [p for p in found if min(p.seqlen_q, p.seqlen_kv) >= _SEVERAL] or list(found)
@@ -82,15 +82,19 @@ def first_cases(target: Target) -> list[Problem]:
 _drawn: dict[tuple[object, ...], list[Problem]] = {}
 
 
-def drawn(target: Target, count: int, number: int) -> list[Problem]:
-    """The target's `draws`; drawn once for all dtypes of a support if the draws are the same."""
+def drawn(target: Target, count: int, number: int, limits: Limits | None = None) -> list[Problem]:
+    """The target's `draws`, no larger than the limits; drawn once for all dtypes of a support, and
+    for all groups, if the draws are the same."""
     group, declaration = groups()[target.group], target.declaration
+    strategy = target.problems if limits is None else target.within(limits)
     if declaration.support.dtypes_out or group.adapt or group.excludes_problem or group.outside:
-        return draws(target.problems, count, number)
+        return draws(strategy, count, number)
     support = repr(vars(declaration.support) | {"dtypes": ()})
-    key = support, declaration.interpreted, group.distributions, group.masked, count, number
+    needs = repr([oracle.needs for oracle in of_group(target.group)])
+    drawing = declaration.interpreted, group.distributions, group.masked, needs, limits
+    key = support, *drawing, count, number
     if key not in _drawn:
-        _drawn[key] = draws(target.problems, count, number)
+        _drawn[key] = draws(strategy, count, number)
     return [problem.but(dtype=target.dtype) for problem in _drawn[key]]
 
 

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from verify.bundle import published
 from verify.campaign.admission import unanswerable
-from verify.campaign.builds import Builder, arches, left_out
+from verify.campaign.builds import Builder, arches, environment_for, left_out
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target, excludes_group, excludes_here
 from verify.cell import confinement, plain_gradients
@@ -211,7 +211,8 @@ class CampaignRun:
 
     def builder(self, worker: str) -> Builder:
         """A builder that records under the worker's name."""
-        return Builder(Recorder(self.directory, f"{worker}-builds"), self.profile)
+        fork_server = ForkServer(environment_for(self.compiled))
+        return Builder(Recorder(self.directory, f"{worker}-builds"), self.profile, fork_server)
 
     def judge(self, worker: str) -> Judge:
         """A judge that records under the worker's name and reuses this run's earlier verdicts."""

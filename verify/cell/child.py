@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import mmap
 import os
 import shutil
@@ -37,6 +36,7 @@ from verify.cell.device_memory import DeviceMemory, exhausted
 from verify.cell.launching import arguments_of, buffers_of, launch, running
 from verify.cell.layout_twins import LAYOUTS, twin
 from verify.cell.loading import Breach, line_of, load
+from verify.cell.preloading import preload
 from verify.cell.protocol import Closed, receive, send
 from verify.cell.ways import SharedInputs
 from verify.machine.leash import die_with
@@ -50,9 +50,10 @@ _EXIT_DEADLINE = 10.0  # seconds for a killed process to end: it has to free a G
 
 
 def main() -> None:
-    """Serve as a fork server on the control socket whose descriptor is argv[1]."""
+    """Serve as a fork server on the control socket whose descriptor is argv[1]; argv[2:] are for
+    `preload`."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    preload()
+    preload(sys.argv[2:])
     become_subreaper()
     send(control, {"ready": True})
     scratch_of: dict[int, str] = {}  # process id -> its scratch directory
@@ -98,20 +99,6 @@ def _reap(pid: int) -> int | None:
             return os.waitstatus_to_exitcode(status)
         return None
     return None
-
-
-def preload() -> None:
-    """Prepare this process for its kernels: one torch thread and, if Triton interprets, the
-    repaired interpreter."""
-    torch.set_num_threads(1)
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        from verify.cell.triton_interpreter import repair
-
-        with contextlib.suppress(ImportError):
-            repair()
-    # Imported objects stay: garbage collection in a kernel process need not visit them.
-    gc.collect()
-    gc.freeze()
 
 
 def _fork(control: socket.socket, message: dict[str, Any], peer: int, log: int) -> tuple[int, str]:

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from verify import bundle
@@ -36,13 +36,14 @@ class InfrastructureError(RuntimeError):
 
 @dataclass(frozen=True)
 class Environment:
-    """The environment of kernel processes: a name for reports, the device ("cuda" or "cpu"), and
-    environment variables."""
+    """The environment of kernel processes: a name for reports, the device ("cuda" or "cpu"),
+    environment variables, and what the fork server imports beside torch (`cell/preloading.py`)."""
 
     name: str
     device: str
     variables: tuple[tuple[str, str], ...] = ()
     patience: float = 60.0  # seconds for one request: any run can compile a build
+    preloads: tuple[str, ...] = ()
 
 
 # One compile thread per cell, since there are as many cells as cores.
@@ -51,6 +52,7 @@ PLAIN_CUDA = Environment("cuda", "cuda", (("TORCHINDUCTOR_COMPILE_THREADS", "1")
 COMPILER = Environment(
     "compiler", "cpu", (("TRITON_INTERPRET", "0"), ("CUDA_VISIBLE_DEVICES", "")), patience=300.0
 )
+TRITON_COMPILER = replace(COMPILER, preloads=("triton-compiler",))
 # Without a GPU, Triton kernels run in Triton's interpreter; other kernels ignore this variable.
 PLAIN_CPU = Environment("cpu", "cpu", (("TRITON_INTERPRET", "1"), ("CUDA_VISIBLE_DEVICES", "")))
 
@@ -169,7 +171,7 @@ class ForkServer:
         with tempfile.TemporaryFile() as output:
             program = starter.Program(
                 module=CHILD,
-                arguments=[str(peer.fileno())],
+                arguments=[str(peer.fileno()), *self.environment.preloads],
                 environment=environment_of(self.environment.variables),
                 output=output.fileno(),
                 keep=[peer.fileno()],

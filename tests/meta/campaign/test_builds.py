@@ -11,7 +11,9 @@ import pytest
 from tests.planted.builds import VARIANT
 from verify.bundle import ROOT
 from verify.campaign import builds
-from verify.campaign.builds import Builder, arches, left_out
+from verify.campaign.builds import Builder, arches, environment_for, left_out
+from verify.cell import preloading
+from verify.cell.process import COMPILER, TRITON_COMPILER
 from verify.cuda.compile import compilable
 from verify.evidence import Built, Recorder, load
 from verify.report.resources import by_arch
@@ -136,6 +138,25 @@ def test_later_binaries_are_not_disassembled_once_the_time_is_spent(
     assert [name for name, built in records.items() if built.sass] == ["default-right"]
     assert records["default-plain"].unread == "left out, for want of time"
     assert [failure.split()[1] for failure in failures] == ["default-spilling"]
+
+
+def test_the_compiler_of_triton_kernels_is_imported_once_where_there_are_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kernel.py"
+    path.write_text("import triton\n", encoding="utf-8")
+    triton = replace(DECLARATION, path=str(path))
+    assert environment_for([DECLARATION, triton]) is TRITON_COMPILER
+    assert environment_for([DECLARATION]) is COMPILER
+    imported = []
+    monkeypatch.setattr(preloading, "_triton_compiler", lambda: imported.append(1))
+    monkeypatch.setattr(preloading.gc, "freeze", lambda: None)
+    monkeypatch.setattr(preloading.torch, "set_num_threads", lambda count: None)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    preloading.preload(COMPILER.preloads)
+    assert not imported
+    preloading.preload(TRITON_COMPILER.preloads)
+    assert imported
 
 
 def test_ci_deals_the_architectures_to_the_variants_of_a_family() -> None:

@@ -11,12 +11,15 @@ from references.masks import Documents
 from tests.harness.fake_trials import DECLARED
 from verify.campaign.edge_cases import drawn, edge_cases, edges
 from verify.campaign.targets import Target
+from verify.oracles import groups
 from verify.problem import Problem
 from verify.problem.refusal import inside
 from verify.problem.sampling import draws
+from verify.problem.strategies import Limits
 from verify.variant import MASK_KINDS, Config, Support
 
 WHOLE = replace(DECLARED.support, masks=MASK_KINDS, min_seqlen=0)
+SMALL = Limits(seqlen=70, long_seqlen=70, heads=4, batch=2, pairs=5000, elements=40_000)
 SUPPORTS = {
     "whole": WHOLE,
     "full only": replace(WHOLE, masks=("full",)),
@@ -54,6 +57,15 @@ def test_dtypes_share_their_draws(group: str) -> None:
         for dtype in each.dtypes:
             target = Target(declaration, Config(block_m=32, block_n=128), dtype, group)
             assert drawn(target, 40, 0) == draws(target.problems, 40, 0)
+
+
+def test_groups_share_small_draws_only_where_they_draw_the_same() -> None:
+    declaration = replace(DECLARED, support=WHOLE, entries=("forward", "backward"))
+    names = [name for name, group in groups().items() if not group.outside and not group.asks]
+    for dtype in WHOLE.dtypes[:2]:
+        for name in names:
+            target = Target(declaration, Config(block_m=32, block_n=128), dtype, name)
+            assert drawn(target, 5, 0, SMALL) == draws(target.within(SMALL), 5, 0), name
 
 
 def test_edges_are_where_random_lengths_hardly_get() -> None:

@@ -63,3 +63,10 @@ def test_every_worker_begins_with_long_tests() -> None:
     order = conftest.dealt(items, lambda name: float(name[1:] or 0), 2)
     assert order == ["l30", "l10", "a", "b", "c", "l20", "d", "e"]
     assert conftest.dealt(items, lambda name: float(name[1:] or 0), 1) == items
+
+
+def test_long_tests_that_share_their_draws_go_to_one_worker() -> None:
+    """Each worker would draw them again."""
+    items = ["p1", "p2", "p3", "q1", "r1", "r2", "a", "b"]
+    order = conftest.dealt(items, lambda name: float(len(name) - 1), 2, lambda name: name[0])
+    assert order == ["p1", "p2", "p3", "r1", "r2", "a", "q1", "b"]

@@ -1,0 +1,42 @@
+"""What a fork server imports before it forks kernel processes, so that none of these does."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Sequence
+
+import torch
+
+TRITON_COMPILER = "triton-compiler"  # as `fork_server.Environment.preloads` names it
+
+
+def preload(further: Sequence[str] = ()) -> None:
+    """Prepare this process for its kernels: one torch thread and, if Triton interprets, the
+    repaired interpreter.
+
+    further: TRITON_COMPILER, for kernel processes that compile Triton kernels.
+    """
+    torch.set_num_threads(1)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from verify.cell.triton_interpreter import repair
+
+        with contextlib.suppress(ImportError):
+            repair()
+    if TRITON_COMPILER in further:
+        _triton_compiler()
+    # Imported objects stay: garbage collection in a kernel process need not visit them.
+    gc.collect()
+    gc.freeze()
+
+
+def _triton_compiler() -> None:
+    """Do once what the first build of each kernel process would do: torch imports its own compiler
+    when a "meta" tensor of numbers is made (1.6 s of CPU time), and Triton hashes its own files
+    (0.3 s)."""
+    with contextlib.suppress(ImportError):
+        from triton.runtime.cache import triton_key
+
+        triton_key()
+        torch.arange(1, device="meta")
