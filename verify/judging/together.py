@@ -9,8 +9,8 @@ the device), and back after it.  The judge reads the outputs of each, and looks 
 
 All are of one case: a message never holds the buffers of two.  If it fails in any way (a refusal,
 an exception, a crash, a hang, an error of the device), nothing that it did counts.  The launches
-are then made again, one message each, so that a failure is the failure of its own launch, with a
-deadline of its own.  If all of them succeed then, the failure is an aftermath.
+are then made again in a fresh process, one message each, so that a failure is the failure of its
+own launch, with a deadline of its own.  If all of them succeed then, the failure is an aftermath.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from verify.problem.inputs import Inputs
 
 _MOST = 8  # launches of one message
 _LARGEST = 32 << 20  # bytes of their buffers: larger launches take longer than a message
+_HARMLESS = ("unsupported", "breach")  # what leaves a process as it was
 _PAGE = 4096  # the unit in which the arena is shared out
 
 
@@ -121,7 +122,11 @@ def _launch(wanted: Sequence[Wanted]) -> None:
         reply, failure = trial.hearing.ask_several(trial.cell, ask)
         for (each, where, begin), own in zip(chosen, replies, strict=False):
             each.trial.launches[each.tag] = each.trial.read(where, own, each.poison, begin)
-    if not reply.ok and all(each.alone().reply.ok for each, _, _ in chosen):
+    if reply.ok:
+        return
+    if reply.status not in _HARMLESS:
+        trial.cell.restart()
+    if all(each.alone().reply.ok for each, _, _ in chosen):
         trial.hearing.aftermaths.append(failure)
 
 
