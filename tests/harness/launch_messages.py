@@ -2,7 +2,7 @@
 RECORDS FILE...` judges drawn problems of every group, variant and dtype of these kernel files.
 
 RECORDS gets the verdicts without what differs from run to run, so that the records of two versions
-of the judge can be compared.  SECONDS: after which no further case begins; 0 for all the time.
+of the judge can be compared.  SECONDS: after which no further case begins, drawing included; 0 for all the time.
 VERIFY_ALONE=1 gives every launch a message of its own.
 """
 
@@ -28,8 +28,9 @@ from verify.cell.discovery import roster
 from verify.cell.process import Cell
 from verify.evidence import Recorder, Verdict
 from verify.oracles import groups
+from verify.problem import Problem
 
-_EACH = 3  # problems of a target
+_EACH = 2  # problems of a target
 _RANDOM = ("seconds", "time")  # fields that differ from run to run
 
 
@@ -42,6 +43,13 @@ def targets(judge: Judge, paths: list[Path]) -> Iterator[Target]:
             if excludes_group(declaration, group) is None:
                 for dtype in declaration.support.dtypes[:1]:
                     yield Target(declaration, declaration.configs[0], dtype, group)
+
+
+def problems(judge: Judge, paths: list[Path]) -> Iterator[tuple[Target, Problem]]:
+    """What is judged, drawn when it is asked for."""
+    for target in targets(judge, paths):
+        for problem in target.asked[:_EACH] or drawn(target, _EACH, 0):
+            yield target, problem
 
 
 def record(verdict: Verdict) -> str:
@@ -69,9 +77,8 @@ def main(seconds: float, records: Path, paths: list[Path]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         judge = Judge(Recorder(Path(folder), "main"))
         try:
-            problems = [(t, p) for t in targets(judge, paths) for p in drawn(t, _EACH, 0)]
             until = time.monotonic() + seconds if seconds else float("inf")
-            for target, problem in problems:
+            for target, problem in problems(judge, paths):
                 if time.monotonic() > until:
                     break
                 before = sum(messages.values())
