@@ -2,8 +2,8 @@
 RECORDS FILE...` judges drawn problems of every group, variant and dtype of these kernel files.
 
 RECORDS gets the verdicts without what differs from run to run, so that the records of two versions
-of the judge can be compared.  SECONDS: after which no further case begins, drawing included; 0 for all the time.
-VERIFY_ALONE=1 gives every launch a message of its own.
+of the judge can be compared.  SECONDS: after which no further case begins, drawing included; 0 for
+all the time.  VERIFY_ALONE=1 gives every launch a message of its own.
 """
 
 from __future__ import annotations
