@@ -77,14 +77,15 @@ def killed(pid: int, mine: Iterable[int]) -> bool:
 
 
 def sessions(mine: Iterable[int]) -> list[int]:
-    """The sessions of leases that descend from these processes."""
+    """The processes of leases' sessions that descend from these processes, by the scratch directory
+    in which they run: a fork's command line is its starter's."""
     roots = set(mine)
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (folder / "cmdline").read_bytes().split(b"\0")
+            scratch = Path(os.readlink(folder / "cwd")).name
             pid = int(folder.name)
-            if b"--lease-socket" in words and roots & set(_ancestors(pid)):
+            if scratch.startswith("verify-") and roots & set(_ancestors(pid)):
                 found.append(pid)
     return found
 

@@ -27,6 +27,7 @@ from verify.judging import aftermath
 from verify.judging.findings import Ruling
 from verify.judging.history import Hearing, History
 from verify.judging.run_checks import held
+from verify.judging.together import Wanted, launch
 from verify.judging.trial import Trial
 from verify.machine.cores import threads
 from verify.oracles import files_of, groups, leading_oracle, of_group
@@ -145,14 +146,19 @@ class Judge:
         If the launch itself fails, the group's other oracles are not asked.
         """
         rulings: list[tuple[str, Ruling]] = []
+        asked = [
+            oracle
+            for oracle in of_group(target.group)
+            if oracle.excludes_variant(target.declaration) is None
+        ]
         if not trial.refuses:
+            more = [each for oracle in asked for each in oracle.wanted(trial)]
+            if more:
+                launch([Wanted(trial), *more])
             rulings += [(name, ruling) for name, _, ruling in held(trial)]
             if len(rulings) < 2:  # execution failed, so memory was not checked
                 return rulings
-        for oracle in of_group(target.group):
-            if oracle.excludes_variant(target.declaration) is None:
-                rulings.append((oracle.name, oracle.rule(trial)))
-        return rulings
+        return rulings + [(oracle.name, oracle.rule(trial)) for oracle in asked]
 
     def _standing(self, case: Case, target: Target) -> list[Verdict]:
         """The verdicts of an earlier process of this run, if every applicable oracle has judged the

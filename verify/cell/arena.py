@@ -14,7 +14,8 @@ import math
 import mmap
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from operator import index
 from typing import Any
 
@@ -119,7 +120,7 @@ class Plan:
 
     def as_data(self) -> list[dict[str, Any]]:
         """The slots as JSON-ready data."""
-        return [asdict(slot) for slot in self.slots]
+        return [dict(vars(slot)) for slot in self.slots]
 
     def stored_as_data(self) -> dict[str, dict[str, Any]]:
         """The inputs that are not strided tensors, as JSON-ready data."""
@@ -272,7 +273,7 @@ class Arena:
         self.generation = 0
         self._map: mmap.mmap | None = None
         self.bytes = np.empty(0, np.uint8)
-        self._pristine = np.empty(0, np.uint8)
+        self._pristine: dict[int, np.ndarray[Any, np.dtype[np.uint8]]] = {}  # by begin
 
     def close(self) -> None:
         """Free the memory."""
@@ -301,44 +302,50 @@ class Arena:
         self.bytes = np.frombuffer(self._map, np.uint8)
         self.generation += 1
 
-    def lay(self, where: Plan, inputs: Mapping[str, Tensor], poison: str) -> None:
+    def lay(self, where: Plan, inputs: Mapping[str, Tensor], poison: str, begin: int = 0) -> None:
         """Fill the arena: canaries everywhere, then inputs, then poison in outputs and workspaces;
         keep a copy as the pristine image.
 
-        inputs: stored values by the name of the input; an expanded dimension has size 1.
+        inputs: stored values by the name of the input; an expanded dimension has size 1.  begin:
+        the byte at which the run's buffers begin, a multiple of `ALIGNMENT`, if the arena holds
+        those of several runs; then `reserve` the sum of their sizes first.
         """
-        self.reserve(where.size)
-        self.bytes[: where.size].view(np.uint16)[:] = CANARY
-        arena = torch.from_numpy(self.bytes)
+        self.reserve(begin + where.size)
+        if not begin:
+            self._pristine.clear()  # of the runs before
+        own = self.bytes[begin : begin + where.size]
+        own.view(np.uint16)[:] = CANARY
+        arena = torch.from_numpy(own)
         for name, tensor in where.inputs.items():
             views = {of: where[slot].view(arena) for of, slot in tensor.slots(name).items()}
             tensor.storage.write(inputs[name], views)
         for slot in where.slots:
             if slot.role != "input":
                 fill(slot.view(arena), poison)
-        self._pristine = self.bytes[: where.size].copy()
+        self._pristine[begin] = own.copy()
 
-    def read(self, where: Plan, name: str) -> Tensor:
+    def read(self, where: Plan, name: str, begin: int = 0) -> Tensor:
         """A contiguous copy of the buffer's present content."""
         return (
             where[name]
-            .view(torch.from_numpy(self.bytes))
+            .view(torch.from_numpy(self.bytes[begin : begin + where.size]))
             .clone(memory_format=torch.contiguous_format)
         )
 
-    def damage(self, where: Plan, poison: str) -> Damage | None:
+    def damage(self, where: Plan, poison: str, begin: int = 0) -> Damage | None:
         """The bytes that the run must not change but did: of an input, a gap or a redzone; or None.
 
         It overwrites the outputs: read them first.
         """
-        arena = torch.from_numpy(self.bytes)
+        now = self.bytes[begin : begin + where.size]
+        pristine = self._pristine.pop(begin) if begin else self._pristine[begin]
+        arena = torch.from_numpy(now)
         for slot in where.slots:
             if slot.role != "input":
                 fill(slot.view(arena), poison)
-        now = self.bytes[: where.size]
-        if np.array_equal(now.view(np.uint64), self._pristine.view(np.uint64)):
+        if np.array_equal(now.view(np.uint64), pristine.view(np.uint64)):
             return None
-        changed = np.flatnonzero(now != self._pristine)
+        changed = np.flatnonzero(now != pristine)
         first = int(changed[0])
         inside = [s.name for s in where.slots if s.begin <= first < s.end and s.role == "input"]
         return Damage(inside[0] if inside else "redzone", where.owner(first), len(changed))
@@ -350,8 +357,9 @@ def fill(view: Tensor, poison: str) -> None:
         view.copy_(pattern(view.dtype, poison).expand(view.shape))
 
 
+@cache
 def pattern(dtype: torch.dtype, poison: str) -> Tensor:
-    """One element of the poison."""
+    """One element of the poison; not to be changed."""
     if dtype.itemsize == 1:
         return torch.tensor([_BYTES[poison]], dtype=torch.uint8).view(dtype)
     words = np.full(4, POISONS[poison], np.uint16)

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from verify.machine.leash import die_with
 from verify.variant import Build, Unsupported, Variant, arch_of
 
 # Requests in which only the judge's code can raise, except inside a kernel's entry point.
-_JUDGE_REQUESTS = ("run", "arena", "device")
+_JUDGE_REQUESTS = ("run", "several", "arena", "device")
 _MIN_DEVICE_ARENA = 16 << 20  # bytes; a smaller arena on the device is not worth freeing
 _MAX_EXCESS = 4  # times the needed size; a larger arena on the device is freed
 _EXIT_DEADLINE = 10.0  # seconds for a killed process to end: it has to free a GPU's memory
@@ -253,6 +253,8 @@ class KernelProcess:
                 return {"status": "ok"} | self._run_concurrently(message)
             case "run":
                 return {"status": "ok"} | self._run(message)
+            case "several":
+                return {"status": "ok"} | self._run_several(message)
         raise ValueError(f"unknown request {message['op']!r}")
 
     def _builds(self, message: dict[str, Any]) -> Sequence[Build]:
@@ -300,6 +302,25 @@ class KernelProcess:
                 return reply
             return run() or {} if message["device"] == "cpu" else self.memory.watch(run)
 
+    def _run_several(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Launch one after another until `budget` seconds have passed; "kept": what each launch
+        kept of the device's memory.  One wait for the device serves all of them."""
+        begun = time.monotonic()
+        kept: list[int] = []
+        on_cpu = message["device"] == "cpu"
+        if not on_cpu:
+            self._device_arena(max(each["size"] for each in message["launches"]))
+        with contextlib.nullcontext() if on_cpu else self._awaited():
+            for each in message["launches"]:
+                if kept and time.monotonic() - begun > message["budget"]:
+                    break
+                running.kernel_code = False
+                host = self.host[each["begin"] : each["begin"] + each["size"]]
+                with self._in_place(host) if on_cpu else self._copied(host) as arena:
+                    run = partial(launch, self.variants[each["variant"]], each, arena)
+                    kept.append(_unwatched(run) if on_cpu else self.memory.kept(run))
+        return {"kept_by": kept, "taken": 0 if on_cpu else self.memory.taken()}
+
     def _run_concurrently(self, message: dict[str, Any]) -> dict[str, Any]:
         self.streams = self.streams or Streams()
         size = message["size"]
@@ -334,20 +355,48 @@ class KernelProcess:
     def _on_device(self, message: dict[str, Any]) -> Iterator[Tensor]:
         """The arena on the kernel's device.  After the context it is copied back, and the device is
         idle."""
-        size = message["size"]
+        host = self.host[: message["size"]]
         if message["device"] == "cpu":
-            yield self.host[:size]
+            yield host
             return
-        arena = self._device_arena(size)
-        arena.copy_(self.host[:size], non_blocking=True)
+        with self._awaited(), self._copied(host) as arena:
+            yield arena
+
+    @contextlib.contextmanager
+    def _awaited(self) -> Iterator[None]:
+        """After the context the device is idle.  There is only one wait: if many processes share a
+        GPU, each wait costs a round of time slices."""
+        try:
+            yield
+        finally:
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError:
+                self.poisoned = True
+                raise
+
+    @contextlib.contextmanager
+    def _in_place(self, host: Tensor) -> Iterator[Tensor]:
+        """A copy of these bytes at the arena's begin, where a launch alone has its buffers: a
+        kernel that keeps something by its pointers finds them again.  It is copied back."""
+        arena = self.host[: host.numel()]
+        arena.copy_(host)
+        try:
+            yield arena
+        finally:
+            host.copy_(arena)
+
+    @contextlib.contextmanager
+    def _copied(self, host: Tensor) -> Iterator[Tensor]:
+        """A copy of these bytes on the device; after the context it is copied back, in the stream's
+        order.  Also after a refusal, which must not have written anything."""
+        arena = self._device_arena(host.numel())
+        arena.copy_(host, non_blocking=True)
         try:
             yield arena
         finally:
             try:
-                # Also after a refusal, which must not have written anything.  There is only one
-                # wait: if many processes share a GPU, each wait costs a round of time slices.
-                self.host[:size].copy_(arena, non_blocking=True)
-                torch.cuda.synchronize()
+                host.copy_(arena, non_blocking=True)
             except RuntimeError:
                 self.poisoned = True
                 raise
@@ -361,6 +410,11 @@ def serve_at(kind: type[KernelProcess]) -> None:
     peer.connect(sys.argv[1])
     preload()
     kind(peer).serve()
+
+
+def _unwatched(run: Callable[[], None]) -> int:
+    run()
+    return 0
 
 
 def _arch() -> str:

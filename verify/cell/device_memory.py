@@ -24,16 +24,25 @@ class DeviceMemory:
     def watch(self, launch: Callable[[], None]) -> dict[str, int]:
         """Launch; return by how many bytes `most` ("kept") and `outside` ("taken") grew, at
         least 0."""
+        kept = self.kept(launch)
+        return {"kept": kept, "taken": self.taken()}
+
+    def kept(self, launch: Callable[[], None]) -> int:
+        """Launch; return by how many bytes `most` grew, at least 0."""
         before = torch.cuda.memory_allocated()
         launch()
         self.held += torch.cuda.memory_allocated() - before
         kept = max(self.held - self.most, 0)
         self.most += kept
+        return kept
+
+    def taken(self) -> int:
+        """By how many bytes `outside` has grown since it was last asked for, at least 0."""
         free, total = torch.cuda.mem_get_info()
         outside = total - free - torch.cuda.memory_reserved()
         taken = 0 if self.outside is None else max(outside - self.outside, 0)
         self.outside = outside
-        return {"kept": kept, "taken": taken}
+        return taken
 
 
 def exhausted(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,6 +52,7 @@ __all__ = [
 
 _BUILD_DEADLINE = 900.0  # seconds to load a kernel file, and to wait for a compiler it has started
 _LARGEST_DEVICE = 1 << 50  # bytes; no device has more
+_BUDGET = 8  # a message of several launches begins none after this part of the deadline of one
 _LAST_WORDS = 1500  # characters of a dead process's output
 # faulthandler's list of loaded modules, which says nothing of the kernel
 _MODULES = re.compile(r"\nExtension modules: [^\n]*")
@@ -203,6 +204,36 @@ class Cell:
         if not sure:
             self._hangs[variant] = self._hangs[variant] + 1 if reply.status == "hang" else 0
         return reply
+
+    def runs_several(self, variant: str) -> bool:
+        """Whether `run_several` can be asked: not if the variant has hung twice in a row."""
+        return self._hangs[variant] <= 1
+
+    def run_several(
+        self, path: str, requests: Sequence[dict[str, Any]], arena: Arena
+    ) -> tuple[Reply, list[Reply]]:
+        """Run several launches with one message, one after another.  A request's "begin": the byte
+        of the arena at which its buffers begin.
+
+        Returns the reply to the message and, if that is "ok", one for each launch that was begun in
+        time: at least the first.  Each has the time that it would have alone.  The memory that all
+        of them took counts as the first one's.
+        """
+        patience = float(os.environ.get("VERIFY_DEADLINE", self.environment.patience))
+        budget = patience / _BUDGET
+        message = {"op": "several", "device": self.environment.device, "budget": budget}
+        reply = self._on_loaded(
+            path, message | {"launches": list(requests)}, patience + budget, arena
+        )
+        if not reply.ok:
+            return reply, []
+        variant = str(requests[0]["variant"])
+        self._hangs[variant] = 0
+        kept = reply.data.get("kept_by")
+        if not isinstance(kept, list) or not 0 < len(kept) <= len(requests):
+            return replace(reply, status="breach", message="a reply to other launches"), []
+        more = [Reply("ok", kept=_bytes(each)) for each in kept[1:]]
+        return reply, [replace(reply, kept=_bytes(kept[0])), *more]
 
     def time(self, path: str, request: dict[str, Any]) -> Reply:
         """Time calls of one entry point on inputs that the process draws (`verify.cell.stopwatch`,

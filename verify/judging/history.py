@@ -129,6 +129,16 @@ class Hearing:
             self.before = Before()  # it fails alone
         return found
 
+    def ask_several(self, cell: Cell, ask: Callable[[], Reply]) -> tuple[Reply, Aftermath]:
+        """Ask for several launches of the case at once; returns the reply, and the aftermath that
+        it is if it is bad and the launches then succeed one by one."""
+        with turns.GPU.shared() if cell.environment.device == "cuda" else contextlib.nullcontext():
+            reply = ask()
+        before, first = self.history.launched(cell.process_number, self.case)
+        if not self._begun:
+            self._begun, self.before = True, before
+        return reply, Aftermath(reply, before, first)
+
     def _alone(self, cell: Cell, ask: Callable[[], Reply]) -> Reply:
         for number in range(_FRESH):
             cell.restart()

@@ -80,7 +80,7 @@ class Trial:
             return layout
         reply = self.hearing.ask(
             self.cell,
-            lambda: self.cell.workspace(self.declaration.path, self._request(entry, layout)),
+            lambda: self.cell.workspace(self.declaration.path, self.request(entry, layout)),
         )
         # the run will refuse too, with buffers that can be checked
         if reply.status == "unsupported":
@@ -148,9 +148,12 @@ class Trial:
         O.  dO is the problem's unless `inputs.others` has another one.
         """
         if tag not in self.launches:
-            given = self._for_backward | (self.inputs if inputs is None else inputs).named
-            self.launches[tag] = self._launch(self.entry, poison, [given])
+            self.launches[tag] = self._launch(self.entry, poison, [self.given(inputs)])
         return self.launches[tag]
+
+    def given(self, inputs: Inputs | None = None) -> Mapping[str, Tensor]:
+        """What a `run` with these inputs gets, by the name of its buffer."""
+        return self._for_backward | (self.inputs if inputs is None else inputs).named
 
     @property
     def concurrent(self) -> Launch:
@@ -269,7 +272,7 @@ class Trial:
                 return Launch(alone, poison)
             where, inputs = (alone, given[0]) if len(given) == 1 else side_by_side(alone, given)
             self.arena.lay(where, inputs, poison)
-        request = self._request(entry, alone)
+        request = self.request(entry, alone)
         request |= {"concurrent": len(given) if len(given) > 1 else 0, "way": way}
         laid = True
 
@@ -284,10 +287,17 @@ class Trial:
             reply = self.hearing.ask(self.cell, launched)
             if reply.status not in ("ok", "unsupported"):
                 return Launch(reply, poison)
-            outputs = {slot.name: self.arena.read(where, slot.name) for slot in where.of("output")}
-            return Launch(reply, poison, outputs, self.arena.damage(where, poison))
+            return self.read(where, reply, poison)
 
-    def _request(self, entry: str, where: Plan) -> dict[str, Any]:
+    def read(self, where: Plan, reply: Reply, poison: str, begin: int = 0) -> Launch:
+        """The launch whose buffers begin at that byte of the arena."""
+        outputs = {
+            slot.name: self.arena.read(where, slot.name, begin) for slot in where.of("output")
+        }
+        return Launch(reply, poison, outputs, self.arena.damage(where, poison, begin))
+
+    def request(self, entry: str, where: Plan) -> dict[str, Any]:
+        """The request to launch an entry on buffers that lie like that."""
         mod = self.problem.score_mod
         output = self.problem.scaled_output
         return {

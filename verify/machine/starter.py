@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -105,6 +106,7 @@ class Forked:
         self.pid = pid
         self.returncode: int | None = None
         self._reply = reply
+        self._asking = threading.Lock()  # the exit code comes once
 
     def poll(self) -> int | None:
         """The exit code (negative: a signal), or None while the process runs."""
@@ -128,6 +130,14 @@ class Forked:
                 os.kill(self.pid, number)
 
     def _ended(self, timeout: float | None) -> int | None:
+        if not self._asking.acquire(timeout=-1 if timeout is None else timeout):
+            return self.returncode
+        try:
+            return self._received(timeout)
+        finally:
+            self._asking.release()
+
+    def _received(self, timeout: float | None) -> int | None:
         if self.returncode is not None:
             return self.returncode
         try:

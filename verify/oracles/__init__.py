@@ -24,6 +24,7 @@ from typing import Any
 
 from references.premises import Premise
 from verify.judging.findings import Ruling
+from verify.judging.together import Wanted
 from verify.judging.trial import Trial
 from verify.machine import outside_file
 from verify.machine.outside_file import OutsideFileError
@@ -105,6 +106,10 @@ _SHARED = (
 )
 
 
+def _none(trial: Trial) -> Sequence[Wanted]:
+    return ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Oracle:
     """One property of one group's cases.
@@ -121,6 +126,9 @@ class Oracle:
        that has a feature.
     3. concerns: whether the values of a case can show a fault.  It may compute inputs and truth.
        A case that cannot show one is recorded as inapplicable, without a reason.
+
+    launches: those that `judge` will ask the trial for beside the first, as far as they are known
+    before any launch; they are made with it, by one message.
     """
 
     name: str
@@ -130,6 +138,7 @@ class Oracle:
     excludes: Callable[[Declaration], str | None] = lambda declaration: None
     needs: frozenset[Premise] | None = None
     concerns: Callable[[Trial], bool] = lambda trial: True
+    launches: Callable[[Trial], Sequence[Wanted]] = _none
     rank: int = 50
 
     def excludes_variant(self, declaration: Declaration) -> str | None:
@@ -140,10 +149,18 @@ class Oracle:
 
     def rule(self, trial: Trial) -> Ruling:
         """Return the ruling on a case of a variant that the oracle does not exclude."""
-        reason = broken(self.needs, trial.problem)
-        if reason is None and not self.concerns(trial):
-            reason = ""
+        reason = self._inapplicable(trial)
         return self.judge(trial) if reason is None else Ruling(inapplicable=reason)
+
+    def wanted(self, trial: Trial) -> Sequence[Wanted]:
+        """Return the `launches` of a case that it judges."""
+        if self.launches is _none or self._inapplicable(trial) is not None:
+            return ()
+        return self.launches(trial)
+
+    def _inapplicable(self, trial: Trial) -> str | None:
+        reason = broken(self.needs, trial.problem)
+        return "" if reason is None and not self.concerns(trial) else reason
 
 
 _outside: dict[Path, ModuleType] = {}

@@ -24,6 +24,7 @@ from verify.judging.metamorphic import (
     same_bits,
 )
 from verify.judging.parts import Part, with_mask
+from verify.judging.together import first_of
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
@@ -53,14 +54,23 @@ def adapt(problem: Problem, support: Support) -> Problem | None:
     )
 
 
-def judge(trial: Trial) -> Ruling:
-    """Compare within bounds, since a kernel can use another code path for few rows; measure the
-    share of equal bits."""
+def _last_rows(trial: Trial) -> Trial:
+    """Return the trial of the last rows alone."""
+    return trial.noted("decode", _alone)
+
+
+def _alone(trial: Trial) -> Trial:
     support = trial.declaration.support
     part = last(trial.problem, support)
     problem = part.problem(trial.problem, support)
     assert problem is not None
-    other = trial.beside("decode", problem, inputs=part.inputs(trial))
+    return trial.beside("decode", problem, inputs=part.inputs(trial))
+
+
+def judge(trial: Trial) -> Ruling:
+    """Compare within bounds, since a kernel can use another code path for few rows; measure the
+    share of equal bits."""
+    part, other = last(trial.problem, trial.declaration.support), _last_rows(trial)
     when = f"with the last {len(part.rows)} of {trial.problem.seqlen_q} rows alone"
     move = partial(part.result, trial.problem)
     found = failed(other) or same_bits(forward_pairs(trial, other, move))
@@ -86,6 +96,7 @@ ORACLE = Oracle(
         " queries, rows past the last tile"
     ),
     judge=judge,
+    launches=first_of(_last_rows),
     excludes=excludes,
     needs=frozenset(
         {Premise.HIDDEN_HAS_NO_EFFECT, Premise.POSITION_FREE_SCORES, Premise.FACTORS_BY_HEAD}

@@ -28,6 +28,7 @@ from verify.judging.metamorphic import (
     forward_results,
     taken,
 )
+from verify.judging.together import first_of
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
@@ -104,10 +105,19 @@ def adapt(problem: Problem, support: Support) -> Problem | None:
     return None
 
 
+def _twice(trial: Trial) -> Trial:
+    """Return the trial of the doubled problem."""
+    return trial.noted("doubled", _double)
+
+
+def _double(trial: Trial) -> Trial:
+    twice = doubled(trial.problem)
+    return trial.beside("doubled", twice.problem, inputs=twice.inputs(trial.inputs))
+
+
 def judge(trial: Trial) -> Ruling:
     """Run the doubled problem and compare: O stays, LSE grows by ln 2."""
-    twice = doubled(trial.problem)
-    other = trial.beside("doubled", twice.problem, inputs=twice.inputs(trial.inputs))
+    twice, other = doubled(trial.problem), _twice(trial)
     if twice.rows:
         return failed(other) or check_within_bounds(
             "duplicated_keys", "with every row and key doubled", _odd(trial, other)
@@ -155,6 +165,7 @@ ORACLE = Oracle(
         " grow with the number of keys"
     ),
     judge=judge,
+    launches=first_of(_twice),
     excludes=excludes,
     needs=frozenset(
         {

@@ -30,6 +30,7 @@ from verify.judging.metamorphic import (
     taken,
 )
 from verify.judging.parts import no_full_mask, with_mask
+from verify.judging.together import first_of
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
@@ -72,11 +73,21 @@ def asked(trial: Trial) -> bool:
     )
 
 
-def judge(trial: Trial) -> Ruling:
-    """Compare with permuted keys; the bounds hold for both orders."""
+def _permuted(trial: Trial) -> Trial:
+    """Return the trial with permuted keys."""
+    return trial.noted("permuted", _permute)
+
+
+def _permute(trial: Trial) -> Trial:
     order, values = permutation(trial.problem), trial.inputs
     moved = replace(values, k=taken(values.k, order), v=taken(values.v, order))
-    other = trial.beside("permuted", trial.problem, inputs=moved)
+    dout = trial.dout if trial.entry == "backward" else None
+    return trial.beside("permuted", trial.problem, inputs=moved, dout=dout)
+
+
+def judge(trial: Trial) -> Ruling:
+    """Compare with permuted keys; the bounds hold for both orders."""
+    other = _permuted(trial)
     return failed(other) or check_within_bounds(
         "key_permutation", "with its keys permuted", forward_results(trial, other)
     )
@@ -89,9 +100,7 @@ def excludes(declaration: Declaration) -> str | None:
 
 def judge_backward(trial: Trial) -> Ruling:
     """Compare the gradients with permuted keys, each within the bounds of its own problem."""
-    order, values = permutation(trial.problem), trial.inputs
-    moved = replace(values, k=taken(values.k, order), v=taken(values.v, order))
-    other = trial.beside("permuted", trial.problem, inputs=moved, dout=trial.dout)
+    order, other = permutation(trial.problem), _permuted(trial)
 
     def move(name: str, tensor: Tensor) -> Tensor:
         return tensor[:, :, order] if name in ("dk", "dv") else tensor
@@ -123,6 +132,7 @@ FORWARD = Oracle(
         " lags, skipped rescales"
     ),
     judge=judge,
+    launches=first_of(_permuted),
     needs=frozenset({Premise.POSITION_FREE_SCORES, Premise.FACTORS_BY_HEAD}),
     excludes=excludes,
     concerns=asked,
@@ -136,6 +146,7 @@ BACKWARD = Oracle(
         " too late"
     ),
     judge=judge_backward,
+    launches=first_of(_permuted),
     needs=frozenset({Premise.POSITION_FREE_SCORES, Premise.FACTORS_BY_HEAD}),
     excludes=excludes,
     concerns=asked,

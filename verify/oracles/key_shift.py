@@ -21,6 +21,7 @@ from references.premises import Premise
 from verify.arithmetic.rounding import cast
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import RelatedResult, check_within_bounds, failed, forward_results
+from verify.judging.together import first_of
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem.inputs import dequantised
@@ -39,13 +40,21 @@ def shifted(trial: Trial) -> Tensor:
     return cast(trial.inputs.k.double() + w, problem.format)
 
 
+def _shifted(trial: Trial) -> Trial:
+    """Return the trial with the shifted keys."""
+    return trial.noted("shifted", _shift)
+
+
+def _shift(trial: Trial) -> Trial:
+    changed = replace(trial.inputs, k=shifted(trial))
+    return trial.beside("shifted", trial.problem, inputs=changed)
+
+
 def judge(trial: Trial) -> Ruling:
     """Compare O, and LSE after the exactly known growth, within both bounds."""
-    p = trial.problem
-    changed = replace(trial.inputs, k=shifted(trial))
-    other = trial.beside("shifted", p, inputs=changed)
+    p, other = trial.problem, _shifted(trial)
     q, k, _ = dequantised(p, trial.inputs)
-    _, moved, _ = dequantised(p, changed)
+    _, moved, _ = dequantised(p, other.inputs)
     w = (moved[:, :, :1].double() - k[:, :, :1].double()).repeat_interleave(p.group, 1)
     rise = p.scale * (q.double() * w).sum(-1)
 
@@ -76,6 +85,7 @@ ORACLE = Oracle(
         " saturate"
     ),
     judge=judge,
+    launches=first_of(_shifted),
     needs=frozenset({Premise.LINEAR_SCORES, Premise.FACTORS_BY_HEAD, Premise.VISIBLE_MASS_ONLY}),
     concerns=_asked,
 )

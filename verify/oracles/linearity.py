@@ -32,6 +32,7 @@ from verify.judging.metamorphic import (
     leading_bit,
     part_bound,
 )
+from verify.judging.together import Wanted
 from verify.judging.trial import Trial
 from verify.judging.truth import Truth, compute_truth
 from verify.oracles import Group, Oracle
@@ -60,14 +61,37 @@ def truths(trials: list[Trial]) -> list[Truth]:
     ]
 
 
+def _parts(trial: Trial) -> list[Trial]:
+    """Return the trials of both parts of V; for a backward, of dO."""
+    return trial.noted("linearity parts", _split)
+
+
+def _split(trial: Trial) -> list[Trial]:
+    p, given = trial.problem, trial.inputs
+    if trial.entry == "backward":
+        parts = leading_bit(trial.dout, p.format_out)
+        tags = ("leading bits of dO", "rest of dO")
+        return [
+            trial.beside(tag, p, inputs=given, dout=part)
+            for tag, part in zip(tags, parts, strict=True)
+        ]
+    parts = leading_bit(given.v, p.format)
+    tags = ("leading bits of V", "rest of V")
+    return [
+        trial.beside(tag, p, inputs=replace(given, v=part))
+        for tag, part in zip(tags, parts, strict=True)
+    ]
+
+
+def launches(trial: Trial) -> list[Wanted]:
+    """The first launches of both parts."""
+    return [Wanted(part) for part in _parts(trial)]
+
+
 def judge(trial: Trial) -> Ruling:
     """Check O(V) = O(V1) + O(V2) within the three bounds, with V = V1 + V2 exactly, and that LSE
     keeps its bits."""
-    v1, v2 = leading_bit(trial.inputs.v, trial.problem.format)
-    lead, rest = (
-        trial.beside(tag, trial.problem, inputs=replace(trial.inputs, v=v))
-        for tag, v in (("leading bits of V", v1), ("rest of V", v2))
-    )
+    lead, rest = _parts(trial)
     for other in (lead, rest):
         found = failed(other)
         if (
@@ -108,12 +132,7 @@ def _results(trials: list[Trial]) -> Iterator[RelatedResult]:
 def judge_backward(trial: Trial) -> Ruling:
     """Check g(dO) = g(dO1) + g(dO2) within the three bounds, with dO = dO1 + dO2 exactly; each
     bound allows for the errors of its own forward."""
-    parts = leading_bit(trial.dout, trial.problem.format_out)
-    tags = ("leading bits of dO", "rest of dO")
-    others = [
-        trial.beside(tag, trial.problem, inputs=trial.inputs, dout=part)
-        for tag, part in zip(tags, parts, strict=True)
-    ]
+    others = _parts(trial)
     for other in others:
         found = failed(other)
         if found is not None:
@@ -154,6 +173,7 @@ FORWARD = Oracle(
     group="linearity",
     catches="values that are clamped, flushed or treated as special; an LSE that depends on V",
     judge=judge,
+    launches=launches,
     needs=frozenset({Premise.LINEAR_IN_VALUES, Premise.EXACT_OUTPUT}),
     concerns=lambda trial: trial.problem.pairs > 0,
 )
@@ -166,6 +186,7 @@ BACKWARD = Oracle(
         " cleared"
     ),
     judge=judge_backward,
+    launches=launches,
     needs=frozenset({Premise.LINEAR_IN_VALUES}),
     concerns=lambda trial: trial.problem.pairs > 0,
 )

@@ -68,6 +68,7 @@ from verify.judging.poisoning import (
     spoil,
 )
 from verify.judging.run_checks import fault
+from verify.judging.together import Wanted
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem.inputs import Inputs
@@ -152,6 +153,10 @@ def _huge_value(trial: Trial) -> float:
     return math.ldexp(1.0, math.frexp(a.conversion.limit)[1] - 1)
 
 
+def _launches(trial: Trial) -> tuple[Wanted, ...]:
+    return (Wanted(trial, "poisoned", inputs=poisoned(trial).inputs),)
+
+
 def judge(trial: Trial) -> Ruling:
     """Compare a clean run and a poisoned run in the rows that see no poison: bit for bit, or within
     bounds if runs do not repeat bit for bit.
@@ -214,6 +219,10 @@ def _within_bounds(trial: Trial, run: Launch, poisoning: Poisoning) -> Ruling:
 
 def _applies(declaration: Declaration) -> str | None:
     return None if set(declaration.support.masks) - {"full"} else "supports no mask"
+
+
+def _launches_backward(trial: Trial) -> tuple[Wanted, ...]:
+    return (Wanted(trial, "poisoned", inputs=gradient_poisoning(trial).inputs),)
 
 
 def judge_backward(trial: Trial) -> Ruling:
@@ -282,6 +291,7 @@ FORWARD = Oracle(
     group="poison",
     catches="0 * NaN, unmasked tails, masked keys that have weight, rows that read later keys",
     judge=judge,
+    launches=_launches,
     excludes=_applies,
     needs=frozenset({Premise.HIDDEN_HAS_NO_EFFECT}),
     concerns=lambda trial: poisoned(trial).count > 0,
@@ -295,6 +305,7 @@ BACKWARD = Oracle(
         " not masked, padding that enters dQ, dK or dV"
     ),
     judge=judge_backward,
+    launches=_launches_backward,
     excludes=_applies,
     needs=frozenset({Premise.HIDDEN_HAS_NO_EFFECT}),
     concerns=lambda trial: gradient_poisoning(trial).count > 0,

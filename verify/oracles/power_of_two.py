@@ -60,6 +60,7 @@ from verify.judging.power_scaling import (
     times,
     wide,
 )
+from verify.judging.together import first_of
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem.premises import broken
@@ -77,13 +78,27 @@ _NEEDS = frozenset(
 )
 
 
+def _scaled(trial: Trial) -> Trial:
+    """Return the trial of the scaled inputs."""
+    return trial.noted("power of two", _scale)
+
+
+def _scale(trial: Trial) -> Trial:
+    p = trial.problem
+    if trial.entry != "backward":
+        return trial.beside("power_of_two", p, inputs=scaled(trial, powers(trial)))
+    a, g = exponents(trial)
+    inputs, dout = scaled(trial, Powers(a, 0)), times(trial.dout, math.ldexp(1.0, g))
+    return trial.beside("power_of_two_backward", p, inputs=inputs, dout=dout)
+
+
 def judge(trial: Trial) -> Ruling:
     """Run again with Q, K and V scaled.  Compare O bit for bit where it is normal in both runs; if
     runs do not repeat, or an undeclared kernel can have rounded to a short range, check the bound
     of the scaled problem instead.
     """
     p, found = trial.problem, powers(trial)
-    other = trial.beside("power_of_two", p, inputs=scaled(trial, found))
+    other = _scaled(trial)
     ruling = failed(other, other.first)
     if ruling is not None:
         return ruling
@@ -198,8 +213,7 @@ def _summed_narrowly(trial: Trial) -> tuple[str, ...]:
 def judge_backward(trial: Trial) -> Ruling:
     """Run forward and backward scaled; compare gradients where they are normal in both runs."""
     a, g = exponents(trial)
-    inputs, dout = scaled(trial, Powers(a, 0)), times(trial.dout, math.ldexp(1.0, g))
-    other = trial.beside("power_of_two_backward", trial.problem, inputs=inputs, dout=dout)
+    other = _scaled(trial)
     ruling = failed(other, other.first)
     if ruling is not None:
         return ruling
@@ -257,6 +271,7 @@ FORWARD = Oracle(
         "hidden absolute epsilons, clamps, flushes to zero, range checks, narrow intermediates"
     ),
     judge=judge,
+    launches=first_of(_scaled),
     excludes=wide,
     needs=_NEEDS,
     concerns=concerns,
@@ -269,6 +284,7 @@ BACKWARD = Oracle(
         "hidden absolute epsilons, clamps, flushes to zero and narrow intermediates in a backward"
     ),
     judge=judge_backward,
+    launches=first_of(_scaled),
     excludes=excludes_backward,
     needs=_NEEDS,
     concerns=lambda trial: exponents(trial) != (0, 0),

@@ -28,6 +28,7 @@ from verify.judging.comparison import compare, excess
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import check_same_bits, failed
 from verify.judging.run_checks import fault
+from verify.judging.together import Wanted
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
@@ -70,6 +71,26 @@ def _other_scale(problem: Problem) -> float:
     return half or problem.head_dim**-0.5
 
 
+def _other(trial: Trial) -> Trial:
+    """Return the trial of the other problem."""
+    return trial.noted(
+        "relaunch",
+        lambda one: one.beside("relaunch", relaunched(one.problem, one.declaration.support)),
+    )
+
+
+def _poison(repeats: bool) -> str:
+    return "huge" if repeats else "nan"
+
+
+def _launches(trial: Trial) -> tuple[Wanted, ...]:
+    """The other problem, then the first one again."""
+    contract = trial.declaration.contract
+    backward = trial.entry == "backward"
+    repeats = contract.deterministic_backward if backward else contract.deterministic
+    return (Wanted(_other(trial)), Wanted(trial, "relaunched", _poison(repeats)))
+
+
 def judge(trial: Trial) -> Ruling:
     """Check O and LSE of another problem within bounds, then the first problem's bits again."""
     return _judge_relaunch(
@@ -82,7 +103,7 @@ def _judge_relaunch(
 ) -> Ruling:
     """Check the other problem's `results` within their bounds; then run the first problem again and
     compare its bits, if `repeats`."""
-    other = trial.beside("relaunch", relaunched(trial.problem, trial.declaration.support))
+    other = _other(trial)
     ruling = failed(other)
     if ruling is not None:
         return ruling
@@ -94,7 +115,7 @@ def _judge_relaunch(
                 f" {other.problem.name}"
             )
             return Ruling(replace(finding, message=message))
-    again = trial.run("relaunched", poison="huge" if repeats else "nan")
+    again = trial.run("relaunched", poison=_poison(repeats))
     ruling = fault(trial, again)
     if ruling is not None:
         return ruling
@@ -163,6 +184,7 @@ FORWARD = Oracle(
         " masks, strides, counters"
     ),
     judge=judge,
+    launches=_launches,
     needs=frozenset(),
 )
 
@@ -174,6 +196,7 @@ BACKWARD = Oracle(
         " counters"
     ),
     judge=judge_backward,
+    launches=_launches,
     needs=frozenset(),
 )
 

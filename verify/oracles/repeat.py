@@ -12,6 +12,7 @@ from __future__ import annotations
 from verify.cell.arena import Plan, different
 from verify.judging.findings import Ruling, convict, first, place
 from verify.judging.run_checks import fault
+from verify.judging.together import Wanted
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
 from verify.variant import Declaration
@@ -35,6 +36,11 @@ def judge(trial: Trial) -> Ruling:
             )
             return convict("repeat", message, name=name, bad=changed, got=got, bound=want)
     return Ruling()
+
+
+def launches(trial: Trial) -> tuple[Wanted, ...]:
+    """The second run."""
+    return (Wanted(trial, "again", poison="huge"),)
 
 
 _ONE_IN = 8  # cases
@@ -66,6 +72,7 @@ ORACLES = (
         group="accuracy",
         catches=_CATCHES,
         judge=judge,
+        launches=launches,
         excludes=forward_applies,
         needs=frozenset(),
         rank=40,
@@ -75,6 +82,7 @@ ORACLES = (
         group="gradients",
         catches=_CATCHES,
         judge=judge,
+        launches=launches,
         excludes=backward_applies,
         needs=frozenset(),
         rank=40,

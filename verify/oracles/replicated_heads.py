@@ -34,6 +34,7 @@ from verify.judging.metamorphic import (
     same_bits,
     taken,
 )
+from verify.judging.together import first_of
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
@@ -71,12 +72,20 @@ def adapt(problem: Problem, support: Support) -> Problem | None:
     )
 
 
+def _copied(trial: Trial) -> Trial:
+    """Return the trial with a key head for every query head."""
+    return trial.noted("replicated", _copy)
+
+
+def _copy(trial: Trial) -> Trial:
+    p, dout = trial.problem, trial.dout if trial.entry == "backward" else None
+    return trial.beside("replicated", replicated(p), inputs=replicas(p, trial.inputs), dout=dout)
+
+
 def judge(trial: Trial) -> Ruling:
     """Compare within bounds, since a kernel can pack the rows of a group; measure the share of
     equal bits."""
-    other = trial.beside(
-        "replicated", replicated(trial.problem), inputs=replicas(trial.problem, trial.inputs)
-    )
+    other = _copied(trial)
     when = (
         f"with {trial.problem.heads_kv} key heads stored once for each of {trial.problem.heads_q}"
         " query heads"
@@ -95,9 +104,7 @@ def excludes(declaration: Declaration) -> str | None:
 def judge_backward(trial: Trial) -> Ruling:
     """Compare gradients within bounds; those of the copies and their bounds are summed in fp64."""
     p = trial.problem
-    other = trial.beside(
-        "replicated", replicated(p), inputs=replicas(p, trial.inputs), dout=trial.dout
-    )
+    other = _copied(trial)
     when = f"with {p.heads_kv} key heads stored once for each of {p.heads_q} query heads"
     return failed(other) or check_within_bounds(
         "gradient_replicated_heads", when, _gradient_results(trial, other)
@@ -157,6 +164,7 @@ FORWARD = Oracle(
         " packed groups, a descale of a wrong head"
     ),
     judge=judge,
+    launches=first_of(_copied),
     excludes=excludes,
     needs=frozenset({Premise.HIDDEN_HAS_NO_EFFECT, Premise.FACTORS_BY_HEAD}),
     concerns=lambda trial: trial.problem.group > 1 and trial.problem.pairs > 0,
@@ -170,6 +178,7 @@ BACKWARD = Oracle(
         " head"
     ),
     judge=judge_backward,
+    launches=first_of(_copied),
     excludes=excludes,
     needs=frozenset({Premise.HIDDEN_HAS_NO_EFFECT, Premise.FACTORS_BY_HEAD}),
     concerns=lambda trial: trial.problem.group > 1 and trial.problem.pairs > 0,

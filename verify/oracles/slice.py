@@ -33,6 +33,7 @@ from verify.judging.metamorphic import (
     same_bits,
 )
 from verify.judging.parts import Part
+from verify.judging.together import first_of
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
@@ -89,10 +90,21 @@ def adapt(problem: Problem, support: Support) -> Problem | None:
     return problem.but(batch=2, mask=intersect(*atoms))
 
 
+def _part(trial: Trial) -> Trial:
+    """Return the trial of the part alone."""
+    return trial.noted("slice", _cut)
+
+
+def _cut(trial: Trial) -> Trial:
+    part, alone = sliced(trial.problem, trial.declaration.support)
+    dout = part.result(trial.problem, trial.dout) if trial.entry == "backward" else None
+    return trial.beside("slice", alone, inputs=part.inputs(trial), dout=dout)
+
+
 def judge(trial: Trial) -> Ruling:
     """Run the part alone and compare bit for bit if the contract promises it, else in bounds."""
     part, alone = sliced(trial.problem, trial.declaration.support)
-    other = trial.beside("slice", alone, inputs=part.inputs(trial))
+    other = _part(trial)
     found = failed(other)
     if found is not None:
         return found
@@ -114,8 +126,7 @@ def name_of(part: Part, alone: Problem) -> str:
 def judge_backward(trial: Trial) -> Ruling:
     """Run the part's own forward and backward and compare the gradients as `judge` does."""
     part, alone = sliced(trial.problem, trial.declaration.support)
-    dout = part.result(trial.problem, trial.dout)
-    other = trial.beside("slice", alone, inputs=part.inputs(trial), dout=dout)
+    other = _part(trial)
     found = failed(other)
     if found is not None:
         return found
@@ -161,6 +172,7 @@ FORWARD = Oracle(
         " that depend on the batch"
     ),
     judge=judge,
+    launches=first_of(_part),
     needs=_NEEDS,
     concerns=lambda trial: trial.problem.batch * trial.problem.heads_kv > 1,
 )
@@ -173,6 +185,7 @@ BACKWARD = Oracle(
         " that depend on the batch"
     ),
     judge=judge_backward,
+    launches=first_of(_part),
     needs=_NEEDS,
     concerns=lambda trial: trial.problem.batch * trial.problem.heads_kv > 1,
 )

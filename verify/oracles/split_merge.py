@@ -27,6 +27,7 @@ from verify.arithmetic.dtypes import dtype_named
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import RelatedResult, check_within_bounds, failed, part_bound
 from verify.judging.parts import Part, with_mask
+from verify.judging.together import Wanted
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
@@ -137,19 +138,32 @@ def _as_merged(trial: Trial) -> tuple[Tensor, Tensor]:
     return out, lse.masked_fill(promised, -math.inf)
 
 
-def judge(trial: Trial) -> Ruling:
-    """Run both ranges of keys, merge their O and LSE, and compare with the whole within bounds."""
+def _ranges(trial: Trial) -> list[Trial]:
+    """Return the trials of both ranges of keys."""
+    return trial.noted("split_merge", _split)
+
+
+def _split(trial: Trial) -> list[Trial]:
     support = trial.declaration.support
     trials = []
     for part in parts(trial.problem, support):
         problem = part.problem(trial.problem, support)
         assert problem is not None
-        trials.append(
-            trial.beside(
-                f"keys {part.keys.start}..{part.keys.stop}", problem, inputs=part.inputs(trial)
-            )
-        )
-        found = failed(trials[-1])
+        tag = f"keys {part.keys.start}..{part.keys.stop}"
+        trials.append(trial.beside(tag, problem, inputs=part.inputs(trial)))
+    return trials
+
+
+def launches(trial: Trial) -> list[Wanted]:
+    """The first launches of both ranges."""
+    return [Wanted(each) for each in _ranges(trial)]
+
+
+def judge(trial: Trial) -> Ruling:
+    """Run both ranges of keys, merge their O and LSE, and compare with the whole within bounds."""
+    trials = _ranges(trial)
+    for other in trials:
+        found = failed(other)
         if found is not None:
             return found
     at = trials[0].problem.seqlen_kv
@@ -194,6 +208,7 @@ ORACLE = Oracle(
         " keys"
     ),
     judge=judge,
+    launches=launches,
     excludes=excludes,
     needs=frozenset(
         {

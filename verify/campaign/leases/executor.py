@@ -3,6 +3,8 @@
 The session and its cells run in a scratch directory of their own.  A session that dies is started
 again, in a new one, at the next request.  It ends when the process that started it ends, even by
 kill -9.  Imports nothing heavy: an engine's worker never imports torch, and no kernel runs in it.
+The first session starts the worker's starter of cells, which imports torch; every session is a fork
+of that starter, where there can be one.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,7 +28,8 @@ from verify.bundle import for_children
 from verify.campaign import halt, search_scope
 from verify.campaign.leases.requests import Answer, Hello, Request
 from verify.campaign.leases.sources import GIVEN
-from verify.machine import leash
+from verify.cell.fork_server import CHILD, environment_of
+from verify.machine import starter
 from verify.machine.places import state_directory
 from verify.machine.settings import KIND_FILES
 
@@ -82,7 +84,7 @@ class Executor:
         self.begun = time.monotonic()
         self._parent = parent
         self._scratch: Path | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: starter.Process | None = None
         self._socket: socket.socket | None = None
         self._unread = b""
         self._read_to: dict[Path, int] = {}
@@ -118,11 +120,19 @@ class Executor:
             variables[KIND_FILES] = os.pathsep.join(str(scratch / k) for k in self.spec.kinds)
         if self.spec.seconds is not None:
             variables[halt.UNTIL] = str(self.begun + self.spec.seconds)
-        command = [sys.executable, "-m", "verify.campaign.session", *arguments]
-        command += ["-p", "verify.campaign.leases.loop", "--lease-socket", str(theirs.fileno())]
+        own = ["-p", "verify.campaign.leases.loop", "--lease-socket", str(theirs.fileno())]
         with (scratch / "output.txt").open("wb") as output, theirs:
-            files = output.fileno(), theirs.fileno()
-            self._process = _started(command, scratch, variables, *files)
+            program = starter.Program(
+                module="verify.campaign.session",
+                arguments=[*arguments, *own],
+                environment=variables,
+                output=output.fileno(),
+                keep=[theirs.fileno()],
+                directory=str(scratch),
+                session=True,
+                leashed=True,
+            )
+            self._process = _started(program)
         line, self.header = self._reply(_START)
         return msgspec.json.decode(line, type=Hello)
 
@@ -161,6 +171,7 @@ class Executor:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()  # a fork that leads no session yet
             self._process.wait()
             self._process = None
         if self._socket is not None:
@@ -240,33 +251,26 @@ def _run(scratch: Path) -> Path:
     return scratch / state_directory() / "runs" / RUN
 
 
-def _started(
-    command: list[str], scratch: Path, variables: dict[str, str], output: int, theirs: int
-) -> subprocess.Popen[bytes]:
-    """Start a process that ends with this one.
+def _started(program: starter.Program) -> starter.Process:
+    """Start a program that ends with this process: a fork of the starter of cells, which has
+    imported torch.  Raises SessionError.
 
-    The system ends it when the thread that started it ends, so that thread waits for ever.
+    Where it cannot be a fork, the system ends it when the thread that started it ends, so that
+    thread waits for ever.
     """
-    found: list[subprocess.Popen[bytes]] = []
+    found: list[starter.Process] = []
     ready = threading.Event()
-    variables = variables | {leash.PARENT: str(os.getpid())}
 
     def start() -> None:
         try:
-            process = subprocess.Popen(
-                command,
-                cwd=scratch,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=[theirs],
-                start_new_session=True,
-            )
-            found.append(process)
+            if not starter.has(starter.CELLS):
+                variables = environment_of(program.environment.items())
+                starter.start(starter.CELLS, CHILD, variables, session=True)
+            found.append(starter.launch_root(starter.CELLS, program))
         finally:
             ready.set()
-        process.wait()
+        if isinstance(found[0], subprocess.Popen):
+            found[0].wait()
 
     threading.Thread(target=start, name="verify-session", daemon=True).start()
     ready.wait()
