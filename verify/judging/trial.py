@@ -341,20 +341,18 @@ class Trial:
         return found
 
     def _truth(self, arithmetic: ForwardArithmetic) -> Truth:
-        return self._computed(self._with_best(arithmetic))
-
-    def _with_best(self, arithmetic: ForwardArithmetic) -> list[ForwardArithmetic]:
-        if not self.with_best:
-            return [arithmetic]
-        return [
-            arithmetic,
-            tolerance.resolve(tolerance.BEST, self.config, self.problem, self.arch),
-        ]
+        return self._computed([arithmetic, *self._best])
 
     @property
-    def questions(self) -> list[list[ForwardArithmetic]]:
-        """The arithmetics whose truths the judge of a forward's accuracy asks."""
-        return [self._with_best(self.arithmetic)]
+    def asked_arithmetics(self) -> list[ForwardArithmetic]:
+        """Those of `known_truth`."""
+        return [self.arithmetic, *self._best]
+
+    @property
+    def _best(self) -> list[ForwardArithmetic]:
+        if not self.with_best:
+            return []
+        return [tolerance.resolve(tolerance.BEST, self.config, self.problem, self.arch)]
 
     def truth_under(self, numerics: Numerics, config: Config) -> Truth:
         """The `truth` with the bounds of other numerics, and of a config of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import cast
@@ -31,6 +32,11 @@ class Bench:
     """A judge that convicts every long problem, or that breaks on it."""
 
     unexpected_failures = Judge.unexpected_failures
+
+    def judge_together(
+        self, target: Target, problems: Sequence[Problem], phase: Phase
+    ) -> Iterator[list[Verdict]]:
+        return (self.judge(target, problem, phase) for problem in problems)
 
     def __init__(self, breaks: bool, xfails: Xfails | None = None) -> None:
         self.breaks, self.judged = breaks, list[Problem]()
