@@ -29,6 +29,7 @@ from verify.problem import Problem
 from verify.problem.sampling import draws
 
 _DRAWN = 400  # problems, at most
+_COMPARED = 3  # groups
 _CLOSE = 1e-6  # a measure is a quotient of fp64 numbers, or a percentile of them
 # Of where the largest of equal elements is.
 _PLACES = ("worst_", "max_error_", "error_bound_")
@@ -80,7 +81,7 @@ def _apart(judge: Judge, target: Target, problems: list[Problem]) -> str:
     """How the verdicts of some groups differ from those of each case alone, on the CPU."""
     count, far, other = 0, 0.0, 0
     asked = os.environ.get(JUDGE_DEVICE)
-    for problem in problems[:12]:
+    for problem in problems[:_COMPARED]:
         group = [problem, *siblings(target, problem)]
         together = list(judge.judge_together(target, group))
         os.environ[JUDGE_DEVICE] = "cpu"

@@ -6,6 +6,8 @@ values are one problem with more sequences, and its results are cut apart again:
 alone, by as many operations as one case needs.  On a GPU, which waits for launches, sixteen cases
 cost the time of one; on a CPU, small cases cost less than half.
 
+A mask that differs between sequences is repeated with its sequences (`Repeated`).
+
 `excludes` names what a stack cannot hold.  A case that it excludes, and one without company, is
 left to be computed alone; so is a whole stack whose computation fails, and each of its cases then
 fails or not for itself.
@@ -15,19 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from references.masks.base import Atom, Device, Mask, MaskMod
+from references.masks.base import Interval as MaskInterval
 from verify.judging.truth import Answer, Clock, Kept, Truth, compute_truth_on, device_for, on_device
 from verify.problem import Layout, Problem
 from verify.tolerance.forward import ForwardArithmetic
 from verify.tolerance.intervals import Interval
 
-# Pairs of a query and a key of one stack: on a CPU, beyond what caches hold, nothing is gained; on
-# a GPU some twenty fp64 tensors of them live at once, 1.3 GB.
-_PAIRS = {"cpu": 1 << 19, "cuda": 1 << 23}
+# Numbers in fp64 of one stack (`_size`).  On a CPU large stacks gain nothing but cache misses; on a
+# GPU some twenty tensors of them live at once, 1.3 GB.
+_MOST = {"cpu": 1 << 17, "cuda": 1 << 23}
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,6 @@ class Asked:
 
 def excludes(p: Problem, questions: Iterable[Sequence[ForwardArithmetic]]) -> str | None:
     """Why a case cannot be a part of a stack, or None."""
-    if any("batch" in atom.varies for atom in p.mask.atoms):
-        return "mask: differs between sequences"
     if p.quantisation.scaled:
         return "quantisation: the arithmetic depends on the factors"
     if not p.pairs:
@@ -60,15 +62,57 @@ def excludes(p: Problem, questions: Iterable[Sequence[ForwardArithmetic]]) -> st
     return None
 
 
+@dataclass(frozen=True)
+class Repeated(Mask):
+    """A mask for so many sequences, again and again: sequence b is sequence b % batch of it."""
+
+    mask: Mask
+    batch: int
+    kind: ClassVar[str] = "repeated"
+
+    @property
+    def name(self) -> str:
+        """For messages; no case has this mask."""
+        return f"{self.mask.name}, every {self.batch}"
+
+    def mod(self, seqlen_q: int, seqlen_kv: int, device: Device = "cpu") -> MaskMod:
+        own = self.mask.mod(seqlen_q, seqlen_kv, device)
+        return lambda b, h, q, k: own(b % self.batch, h, q, k)
+
+    def interval(self, seqlen_q: int, seqlen_kv: int, b: Tensor, q: Tensor) -> MaskInterval | None:
+        return self.mask.interval(seqlen_q, seqlen_kv, b % self.batch, q)
+
+    @property
+    def atoms(self) -> tuple[Atom, ...]:
+        return self.mask.atoms
+
+    def check(self, batch: int) -> None:
+        """Raise ValueError unless the batch is a multiple of the mask's own."""
+        self.mask.check(self.batch)
+        if batch % self.batch:
+            raise ValueError(f"mask: a batch of {batch} is no multiple of {self.batch}")
+
+
 def shape_class(p: Problem) -> Problem:
-    """The problem without what may differ in a stack: values, sequences and memory."""
+    """The problem without what may differ in a stack: values, memory, and how many sequences there
+    are if all of them have the same mask."""
     plain = Layout()
     return p.but(
-        batch=1,
+        batch=p.batch if _by_sequence(p) else 1,
         distribution="normal",
         seed=0,
         **{f"layout_{name}": plain for name in p.layouts},
     )
+
+
+def _by_sequence(p: Problem) -> bool:
+    return any("batch" in atom.varies for atom in p.mask.atoms)
+
+
+def _size(p: Problem) -> int:
+    """Numbers of the largest tensors of a problem: scores, or Q, K, V and O at each head."""
+    rows = p.batch * p.heads_q * (p.seqlen_q + p.seqlen_kv) * (p.head_dim + p.head_dim_v)
+    return max(p.pairs, rows)
 
 
 def answer(asked: Sequence[Asked]) -> int:
@@ -102,10 +146,10 @@ def _stacks(asked: Sequence[Asked]) -> Iterator[list[Asked]]:
         else:
             kinds.append((shape, [case]))
     for _, members in kinds:
-        most = _PAIRS[device_for(_products(members)).type]
+        most = _MOST[device_for(_products(members)).type]
         stack: list[Asked] = []
         for case in members:
-            if stack and sum(other.problem.pairs for other in (*stack, case)) > most:
+            if stack and sum(_size(other.problem) for other in (*stack, case)) > most:
                 yield from _several(stack)
                 stack = []
             stack.append(case)
@@ -130,7 +174,10 @@ def _products(stack: Sequence[Asked]) -> float:
 def _answer(stack: list[Asked]) -> None:
     first = stack[0]
     counts = [case.problem.batch for case in stack]
-    p = shape_class(first.problem).but(batch=sum(counts))
+    p, mask = shape_class(first.problem), first.problem.mask
+    if _by_sequence(p):
+        mask = Repeated(mask, p.batch)
+    p = p.but(batch=sum(counts), mask=mask)
     q, k, v = (torch.cat([case.inputs[n] for case in stack]) for n in range(3))
     clock = Clock()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from references.masks import Causal, Documents, Full, Lengths, Window, intersect
+from references.masks import Causal, Dense, Documents, Full, Lengths, Window, intersect
 from references.quantisation import parse_quantisation
 from references.score_mods import Softcap
 from tests.harness.judge_devices import ARCHS, CONFIG, FORWARDS
@@ -36,6 +36,8 @@ SHAPES = (
     BASE.but(mask=Documents((5, 0, 30)), score_mod=Softcap(3.0)),
     BASE.but(softmax_scale=2.0**118),
     BASE.but(softmax_scale=0.0, mask=Full()),
+    BASE.but(batch=2, mask=intersect(Causal(), Lengths((9, 37), (20, 60)))),
+    BASE.but(batch=2, mask=intersect(Causal(), Dense(40, 7))),
 )
 NUMERICS = FORWARDS | {
     "shared maximum": Numerics(softmax=Softmax(maximum=Maximum(rows=None))),
@@ -53,7 +55,11 @@ def asked_of(problems: Sequence[Problem], numerics: Numerics, arch: str = "sm_90
 def neighbours(shape: Problem) -> list[Problem]:
     """Of one shape: other values, seeds and numbers of sequences."""
     return [
-        shape.but(distribution=name, seed=number, batch=1 + number % 3)
+        shape.but(
+            distribution=name,
+            seed=number,
+            batch=1 + number % 3 if shape.batch == 1 else shape.batch,
+        )
         for number, name in enumerate(VALUES)
     ]
 
@@ -79,7 +85,10 @@ def _pairs(mine: Truth, other: Truth) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize("name", NUMERICS)
-def test_a_stack_says_of_each_case_what_it_says_alone(name: str) -> None:
+def test_a_stack_says_of_each_case_what_it_says_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(stacked._MOST, "cpu", 1 << 20)
     together = 0
     for number, shape in enumerate(SHAPES):
         arch = ARCHS[number % len(ARCHS)] if name != "narrow" else "sm_90"
@@ -151,20 +160,15 @@ def test_only_cases_of_one_shape_and_arithmetic_share_a_stack(
     scaled = asked_of([BASE.but(seed=n, softmax_scale=2.0) for n in range(2)], Numerics())
     sharper = asked_of([BASE.but(seed=n) for n in range(2)], forward.BEST)
     alone = asked_of([BASE.but(seqlen_q=9)], Numerics())
-    monkeypatch.setitem(stacked._PAIRS, "cpu", 2 * BASE.pairs)
+    monkeypatch.setitem(stacked._MOST, "cpu", 2 * stacked._size(BASE))
     mixed = [plain[0], scaled[0], *alone, sharper[0], *plain[1:], sharper[1], scaled[1]]
     assert answer(mixed) == 8
     assert stacks == [plain[:2], plain[2:4], scaled, sharper]
 
 
 def test_what_a_stack_cannot_hold_is_named() -> None:
-    lengths = BASE.but(mask=intersect(Causal(), Lengths((9,), (20,))))
     eight = BASE.but(dtype="float8_e4m3fn", quantisation=parse_quantisation("head"))
-    for problem, word in (
-        (lengths, "mask"),
-        (eight, "quantisation"),
-        (BASE.but(seqlen_q=0), "key"),
-    ):
+    for problem, word in ((eight, "quantisation"), (BASE.but(seqlen_q=0), "key")):
         assert word in str(excludes(problem, []))
         cases = asked_of([problem, problem.but(seed=1)], Numerics())
         assert answer(cases) == 0
