@@ -119,6 +119,27 @@ def test_a_mix_up_of_two_cases_shows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(list(differences(case)) for case in cases)
 
 
+def test_the_mask_of_another_sequence_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = BASE.but(batch=2, mask=Lengths((37, 20), (70, 30)))
+    cases = asked_of([shape.but(seed=n) for n in range(3)], Numerics())
+
+    def runs(
+        mask: stacked.Repeated, seqlen_q: int, seqlen_kv: int, device: str = "cpu"
+    ) -> Callable[..., Tensor]:
+        own = mask.mask.mod(seqlen_q, seqlen_kv, device)
+        return lambda b, h, q, k: own(b // len(cases), h, q, k)
+
+    assert answer(cases) == 3
+    assert not any(list(differences(case)) for case in cases)
+    for case in cases:
+        case.answers.clear()
+    monkeypatch.setattr(stacked.Repeated, "mod", runs)
+    assert answer(cases) == 3
+    assert any(list(differences(case)) for case in cases)
+    with pytest.raises(ValueError, match="no multiple of 2"):
+        stacked.Repeated(shape.mask, 2).check(3)
+
+
 def test_a_case_that_is_not_finite_leaves_its_neighbours_as_they_are() -> None:
     cases = asked_of([BASE.but(seed=n) for n in range(3)], FORWARDS["ordered"])
     q, k, v = cases[1].inputs
