@@ -15,6 +15,7 @@ from verify.campaign import halt, search_scope
 from verify.campaign.edge_cases import first_cases
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
+from verify.campaign.together import like, siblings
 from verify.evidence import Phase, Verdict
 from verify.evidence.explanation import explain
 from verify.evidence.known_failures import FILE
@@ -39,12 +40,14 @@ class _Search:
     """The search of one target: the cases judged, those that failed, and the seconds that searching
     and shrinking took.
 
-    broken: the case on which the judge's own code failed, and its error.
+    broken: the case on which the judge's own code failed, and its error.  values: the distribution
+    and seed of a sibling that failed, which shrinking keeps.
     """
 
     judged: set[str] = field(default_factory=set)
     failed: dict[str, list[Verdict]] = field(default_factory=dict)
     broken: tuple[str, Exception] | None = None
+    values: tuple[str, int] | None = None
     seconds: dict[Phase, float] = field(default_factory=lambda: {"generate": 0.0, "shrink": 0.0})
 
 
@@ -136,18 +139,41 @@ def hold(judge: Judge, target: Target, source: st.DataObject | Problem | str) ->
         return  # Hypothesis repeats one draw in five
     begun = time.monotonic()
     try:
-        verdicts = judge.judge(target, problem, phase)
+        judged, failing = _judged(judge, target, problem, phase, search)
     except Exception as error:
         search.broken = case, error
         raise
     search.judged.add(case)
     spent = time.monotonic() - begun
     # A case that waits for its build says nothing of the next ones, which find it made.
-    search.seconds[phase] += spent if phase == "shrink" else min(spent, _ONE_CASE)
-    failing = judge.unexpected_failures(verdicts)
+    search.seconds[phase] += spent if phase == "shrink" else min(spent, judged * _ONE_CASE)
     if failing:
         search.failed[case] = failing
     _convict(failing)
+
+
+def _judged(
+    judge: Judge, target: Target, problem: Problem, phase: Phase, search: _Search
+) -> tuple[int, list[Verdict]]:
+    """Judge a problem, then its siblings, or the one like that which failed; stop at a failure.
+
+    Returns how many were judged, and the failing verdicts of the last one.
+    """
+    if phase == "generate":
+        others = siblings(target, problem)
+    else:
+        others = [] if search.values is None else like(target, problem, search.values)
+    problems = [problem, *others]
+    verdicts = judge.judge_together(target, problems, phase)
+    for number, found in enumerate(verdicts, 1):
+        failing = judge.unexpected_failures(found)
+        if failing:
+            own = problems[number - 1]
+            search.values = (own.distribution, own.seed) if number > 1 else search.values
+            return number, failing
+        if halt.over():
+            return number, []
+    return len(problems), []
 
 
 def hold_first(judge: Judge, target: Target) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,6 +18,7 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 from verify.bundle import published
 from verify.campaign.layout_diagnosis import Layouts
 from verify.campaign.targets import Target
+from verify.campaign.together import STACKED, Prepared, prepare
 from verify.cell.arena import Arena
 from verify.cell.discovery import environment
 from verify.cell.process import Cell, ForkServer
@@ -87,8 +88,28 @@ class Judge:
             )
         self.recorder.close()
 
-    def judge(self, target: Target, problem: Problem, phase: Phase = "generate") -> list[Verdict]:
-        """Judge one case: record its begin, run it, ask the group's oracles, record verdicts."""
+    def judge_together(
+        self, target: Target, problems: Sequence[Problem], phase: Phase = "generate"
+    ) -> Iterator[list[Verdict]]:
+        """Judge cases one after the other, as `judge` does, when they are asked for; references and
+        bounds of those with one shape are computed together, before the first."""
+        known: dict[str, Prepared] = {}
+        if len(problems) > 1 and target.group in STACKED:
+            known = prepare([self._trial(target, problem) for problem in problems])
+        for problem in problems:
+            yield self.judge(target, problem, phase, known.get(problem.name))
+
+    def judge(
+        self,
+        target: Target,
+        problem: Problem,
+        phase: Phase = "generate",
+        prepared: Prepared | None = None,
+    ) -> list[Verdict]:
+        """Judge one case: record its begin, run it, ask the group's oracles, record verdicts.
+
+        prepared: what is known of the case already.
+        """
         case = Case(target.declaration.ref, target.config.name, target.group, problem)
         key = (target.declaration.ref, target.dtype, target.group)
         standing = self._standing(case, target)
@@ -97,19 +118,9 @@ class Judge:
         if phase == "generate":
             self.drawn[key] = self.drawn.get(key, 0) + 1
         self.recorder.begin(case.id, phase, target.declaration.ref)
-        cell = self._cell(target.declaration)
-        trial = Trial(
-            declaration=target.declaration,
-            config=target.config,
-            problem=problem,
-            cell=cell,
-            arena=self.arena,
-            arch=self.arch,
-            entry=groups()[target.group].entry,
-            refuses=groups()[target.group].outside,
-            with_best=problem.seed % _BEST_EVERY == 0,
-            hearing=Hearing(case.id, self.histories.setdefault(target.declaration.path, History())),
-        )
+        trial = self._trial(target, problem)
+        if prepared is not None:
+            prepared.give(trial)
         rulings = [
             (name, self.layouts.explained(trial, ruling))
             for name, ruling in self._rulings(target, trial)
@@ -129,6 +140,22 @@ class Judge:
             with trial.clock.timed("record"):
                 self.recorder.write(verdict)
         return verdicts
+
+    def _trial(self, target: Target, problem: Problem) -> Trial:
+        cell = self._cell(target.declaration)
+        case = Case(target.declaration.ref, target.config.name, target.group, problem)
+        return Trial(
+            declaration=target.declaration,
+            config=target.config,
+            problem=problem,
+            cell=cell,
+            arena=self.arena,
+            arch=self.arch,
+            entry=groups()[target.group].entry,
+            refuses=groups()[target.group].outside,
+            with_best=problem.seed % _BEST_EVERY == 0,
+            hearing=Hearing(case.id, self.histories.setdefault(target.declaration.path, History())),
+        )
 
     def restart_process(self, declaration: Declaration) -> None:
         """End the process of the kernel's file; its next case runs in a fresh process."""

@@ -17,7 +17,7 @@ from verify.cell.process import Cell, Reply
 from verify.cell.ways import SHARED
 from verify.judging.history import Hearing
 from verify.judging.launch import Launch
-from verify.judging.truth import Clock, Kept, Truth, compute_truth, on_device
+from verify.judging.truth import Answer, Clock, Kept, Truth, compute_truth, on_device
 from verify.problem import Problem
 from verify.problem.inputs import Inputs, dequantised, dout, tensors
 from verify.tolerance import backward
@@ -53,6 +53,8 @@ class Trial:
     # results that an oracle will need again, by name
     notes: dict[str, Any] = field(default_factory=dict)
     launches: dict[str, Launch] = field(default_factory=dict)
+    # truths that were computed together with those of other cases
+    answers: list[Answer] = field(default_factory=list)
     _plans: dict[str, Plan | Reply] = field(default_factory=dict)
     _beside: dict[str, Trial] = field(default_factory=dict)
 
@@ -210,7 +212,14 @@ class Trial:
         """
         if tag not in self._beside:
             other = replace(
-                self, problem=problem, with_best=False, notes={}, launches={}, _plans={}, _beside={}
+                self,
+                problem=problem,
+                with_best=False,
+                notes={},
+                launches={},
+                answers=[],
+                _plans={},
+                _beside={},
             )
             given = {"inputs": inputs, "dout": dout}
             # cached properties
@@ -342,11 +351,18 @@ class Trial:
         return found
 
     def _truth(self, arithmetic: ForwardArithmetic) -> Truth:
-        arithmetics = [arithmetic]
-        if self.with_best:
-            best = tolerance.resolve(tolerance.BEST, self.config, self.problem, self.arch)
-            arithmetics.append(best)
-        return self._computed(arithmetics)
+        return self._computed([arithmetic, *self._best])
+
+    @property
+    def asked_arithmetics(self) -> list[ForwardArithmetic]:
+        """Those of `known_truth`."""
+        return [self.arithmetic, *self._best]
+
+    @property
+    def _best(self) -> list[ForwardArithmetic]:
+        if not self.with_best:
+            return []
+        return [tolerance.resolve(tolerance.BEST, self.config, self.problem, self.arch)]
 
     def truth_under(self, numerics: Numerics, config: Config) -> Truth:
         """The `truth` with the bounds of other numerics, and of a config of them."""
@@ -357,6 +373,9 @@ class Trial:
         return self._computed([arithmetic])
 
     def _computed(self, arithmetics: list[ForwardArithmetic]) -> Truth:
+        for answer in self.answers:
+            if answer.answers(arithmetics):
+                return answer.truth
         return compute_truth(self.problem, self.expanded, arithmetics, self.clock, kept=self._kept)
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -65,6 +65,21 @@ class Truth:
     def empty(self) -> Tensor:
         """Rows that see no key, (batch, heads_q, seqlen_q)."""
         return self.lse == -math.inf
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The truth under these arithmetics, computed together with those of other cases."""
+
+    arithmetics: tuple[ForwardArithmetic, ...]
+    truth: Truth
+
+    def answers(self, asked: Sequence[ForwardArithmetic]) -> bool:
+        """Whether the truth under the asked arithmetics is this, or this without its interval."""
+        mine = self.arithmetics
+        if list(asked) == list(mine):
+            return True
+        return list(asked) == [mine[0].without_interval, *mine[1:]]
 
 
 @dataclass

@@ -18,6 +18,7 @@ LEGAL = {
     "positive": "a number of seconds above 0",
     "seconds": "a number of seconds of at least 0",
     "size": "a number of GiB above 0",
+    "count": "a whole number of at least 0",
     "switch": "0 or 1",
     "directory": "the path of a directory (it is made if it is missing)",
     "directories": f"paths of directories, separated by {os.pathsep}",
@@ -42,6 +43,7 @@ class Setting:
         "positive",
         "seconds",
         "size",
+        "count",
         "switch",
         "directory",
         "directories",
@@ -59,6 +61,9 @@ KIND_FILES = "VERIFY_WITH"
 
 JUDGE_DEVICE = "VERIFY_JUDGE_DEVICE"
 """Where the judge computes references and bounds."""
+
+SIBLINGS = "VERIFY_SIBLINGS"
+"""How many cases of the same shape are judged beside each drawn one."""
 
 COMPUTE_SANITIZER = "VERIFY_COMPUTE_SANITIZER"
 """The compute-sanitizer to use instead of the machine's own."""
@@ -130,6 +135,14 @@ SETTINGS = (
         " full, the CPU computes them.",
     ),
     Setting(
+        SIBLINGS,
+        "count",
+        "0",
+        "How many cases of the same shape, with other values, are judged beside each drawn problem"
+        " of random accuracy; their references and bounds are computed together"
+        " ([performance.md](../performance.md#many-cases-at-once)).",
+    ),
+    Setting(
         KIND_FILES,
         "files",
         "",
@@ -199,6 +212,8 @@ def _wants(setting: Setting, value: str) -> str | None:
             )
         case "files":
             legal = all(Path(entry).is_file() for entry in value.split(os.pathsep) if entry)
+        case "count":
+            legal = value.isascii() and value.isdigit()
         case "device":
             legal = value in ("auto", "cpu", "cuda")
         case "program":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import cast
@@ -22,6 +23,7 @@ from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
 from verify.evidence import Finding, Outcome, Phase, Recorder, Verdict
 from verify.evidence.known_failures import Xfail, Xfails
+from verify.machine.settings import SIBLINGS
 from verify.oracles import Group, grouped, groups
 from verify.problem import Problem
 from verify.variant import Config
@@ -31,6 +33,11 @@ class Bench:
     """A judge that convicts every long problem, or that breaks on it."""
 
     unexpected_failures = Judge.unexpected_failures
+
+    def judge_together(
+        self, target: Target, problems: Sequence[Problem], phase: Phase
+    ) -> Iterator[list[Verdict]]:
+        return (self.judge(target, problem, phase) for problem in problems)
 
     def __init__(self, breaks: bool, xfails: Xfails | None = None) -> None:
         self.breaks, self.judged = breaks, list[Problem]()
@@ -80,6 +87,31 @@ def test_a_failing_verdict_is_shrunk() -> None:
     with pytest.raises(Convicted, match="too long"):
         search(bench, "float16")
     assert min(len(problem.name) for problem in bench.judged if problem.seqlen_kv > 4) < 40
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_a_failing_sibling_is_found_and_shrunk(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a fault that few values show, which few draws have."""
+
+    class Rare(Bench):
+        def judge(
+            self, target: Target, problem: Problem, phase: Phase = "generate"
+        ) -> list[Verdict]:
+            shown = problem if problem.seed >> 3 & 5 == 5 else problem.but(seqlen_kv=1, seqlen_q=1)
+            found = super().judge(target, shown, phase)
+            self.judged[-1] = problem
+            return found
+
+    monkeypatch.setenv(SIBLINGS, str(count))
+    property_runner._searches.clear()
+    bench = Rare(breaks=False)
+    with pytest.raises(Convicted, match="too long"):
+        search(bench, "float16")
+    failing = [p for p in bench.judged if p.seqlen_kv > 4 and p.seed >> 3 & 5 == 5]
+    assert min(len(p.name) for p in failing) < 70
+    if count:  # found among the siblings of the first problem that is long enough
+        assert sum(p.seqlen_kv > 4 for p in bench.judged[: bench.judged.index(failing[0])]) <= 5
+        assert len({(p.distribution, p.seed) for p in failing}) <= 3
 
 
 def test_an_error_of_the_judge_is_raised_as_it_is_and_not_shrunk() -> None:

@@ -1,0 +1,116 @@
+"""Cases judged beside each other keep their own verdicts, and what fails is found and shrunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from references.masks import Causal
+from tests.harness.court import Court, court_of
+from tests.harness.fake_trials import DECLARED, trial_of
+from verify.campaign import together
+from verify.campaign.targets import Target
+from verify.campaign.together import prepare, siblings
+from verify.evidence import Verdict
+from verify.judging.stacked import shape_class
+from verify.machine import settings
+from verify.machine.settings import SIBLINGS, SettingError
+from verify.problem import Problem
+from verify.problem.distributions import ordinary
+
+PROBLEM = Problem(
+    heads_q=2, heads_kv=2, seqlen_q=11, seqlen_kv=40, head_dim=16, dtype="float16", seed=9
+)
+TARGET = Target(DECLARED, DECLARED.configs[0], "float16", "accuracy")
+# Right but for large inputs, which make it wrong, or end its process.
+KERNEL = """
+import os
+
+import torch
+
+
+def attention(q, k, v):
+    scores = q.float() @ k.float().mT * q.shape[-1] ** -0.5
+    out = torch.softmax(scores, -1) @ v.float()
+    size = float(v.abs().max())
+    if size > 30:
+        os._exit(3)
+    return (out * (1.25 if size > 4.5 else 1.0)).to(q.dtype)
+"""
+
+
+def test_siblings_differ_in_their_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert siblings(TARGET, PROBLEM) == []
+    monkeypatch.setenv(SIBLINGS, "12")
+    found = siblings(TARGET, PROBLEM)
+    assert len({p.name for p in (PROBLEM, *found)}) == 13
+    assert {shape_class(p) for p in found} == {shape_class(PROBLEM)}
+    assert {p.seed % 8 for p in found} == {PROBLEM.seed % 8}
+    assert len({p.distribution for p in (PROBLEM, *found)}) == min(13, len(ordinary()))
+    assert found == siblings(TARGET, PROBLEM)
+    assert siblings(replace(TARGET, group="counting"), PROBLEM) == []
+
+
+def test_the_count_of_siblings_is_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("-1", "1.5", "many", ""):
+        monkeypatch.setenv(SIBLINGS, value)
+        with pytest.raises(SettingError, match="a whole number of at least 0"):
+            settings.check()
+    monkeypatch.setenv(SIBLINGS, "31")
+    settings.check()
+
+
+def test_a_trial_takes_the_answers_to_its_own_questions_alone() -> None:
+    trials = [trial_of(PROBLEM.but(seed=n, mask=Causal())) for n in (8, 16, 24)]
+    known = prepare(trials)
+    assert list(known) == [trial.problem.name for trial in trials]
+    alone, asked = trials[1], trial_of(trials[1].problem)
+    known[alone.problem.name].give(asked)
+    assert asked.truth is asked.answers[0].truth
+    assert asked.inputs is known[alone.problem.name].inputs
+    assert torch.equal(asked.truth.out_bound, alone.truth.out_bound)
+    other = replace(asked.arithmetic, output_roundings=2)
+    assert torch.equal(asked.truth_of(other).out_bound, alone.truth_of(other).out_bound)
+    assert asked.beside("another", PROBLEM).answers == []
+
+
+def test_what_cannot_be_prepared_is_left_to_its_own_case() -> None:
+    wrong = trial_of(PROBLEM.but(distribution="no_such_values"))
+    known = prepare([wrong, trial_of(PROBLEM), trial_of(PROBLEM.but(seed=17))])
+    assert [len(found.asked.answers) for found in known.values()] == [1, 1]
+
+
+@pytest.fixture(scope="module")
+def court(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
+    with court_of(tmp_path_factory.mktemp("kernels"), large=KERNEL) as made:
+        yield made
+
+
+def outcomes(verdicts: list[Verdict]) -> list[tuple[str, str, str, dict[str, float]]]:
+    return [(v.case, v.oracle, v.outcome, dict(v.measures)) for v in verdicts]
+
+
+def test_each_case_has_the_verdicts_that_it_has_alone(
+    court: Court, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrong one and the one that ends its process, too, and only these."""
+    declaration = court.roster.declarations[0]
+    target = Target(declaration, declaration.configs[0], "float16", "accuracy")
+    problems = [PROBLEM.but(seed=n << 3) for n in range(1, 5)]
+    problems.insert(1, PROBLEM.but(distribution="outliers"))
+    problems.insert(3, PROBLEM.but(distribution="v_mean"))
+    wrong = {1: "bound", 3: "execution"}
+    asked = []
+    stacks = together.answer
+    monkeypatch.setattr(together, "answer", lambda cases: asked.append(stacks(cases)))
+    found = list(court.judge.judge_together(target, problems))
+    assert asked == [6]
+    for number, (problem, verdicts) in enumerate(zip(problems, found, strict=True)):
+        failed = [v.oracle for v in verdicts if v.outcome == "fail"]
+        assert failed[:1] == ([wrong[number]] if number in wrong else [])
+        assert {v.problem for v in verdicts} == {problem.name}
+        alone = court.judge.judge(target, problem)
+        assert outcomes(verdicts) == outcomes(alone)

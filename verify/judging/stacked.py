@@ -1,0 +1,218 @@
+"""Reference and bounds of many cases at once: problems of one shape, stacked along the batch.
+
+What a case is judged by depends on nothing but its own heads: every quantity of `RowBlock` and
+every bound is made of one head's rows and keys.  So problems that differ in nothing but their
+values are one problem with more sequences, and its results are cut apart again: the same numbers as
+alone, by as many operations as one case needs.  On a GPU, which waits for launches, sixteen cases
+cost the time of one; on a CPU, small cases cost less than half.
+
+A mask that differs between sequences is repeated with its sequences (`Repeated`).
+
+`excludes` names what a stack cannot hold.  A case that it excludes, and one without company, is
+left to be computed alone; so is a whole stack whose computation fails, and each of its cases then
+fails or not for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from references.masks.base import Atom, Device, Mask, MaskMod
+from references.masks.base import Interval as MaskInterval
+from verify.judging.truth import Answer, Clock, Kept, Truth, compute_truth_on, device_for, on_device
+from verify.problem import Layout, Problem
+from verify.tolerance.forward import ForwardArithmetic
+from verify.tolerance.intervals import Interval
+
+# Numbers in fp64 of one stack (`_size`).  On a CPU larger stacks gain nothing but cache misses; on
+# a GPU some twenty tensors of them live at once, 1.3 GB.
+_MOST = {"cpu": 1 << 20, "cuda": 1 << 23}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be known of one case.
+
+    inputs: q, k and v at their full logical shapes, descales applied.  questions: each the
+    arithmetics of one `compute_truth`; the answers come in `answers`, in that order, and the
+    seconds that they took, shared among the cases of a stack, in `clock`.
+    """
+
+    problem: Problem
+    inputs: tuple[Tensor, Tensor, Tensor]
+    questions: Sequence[Sequence[ForwardArithmetic]]
+    answers: list[Answer] = field(default_factory=list)
+    clock: Clock = field(default_factory=Clock)
+
+
+def excludes(p: Problem, questions: Iterable[Sequence[ForwardArithmetic]]) -> str | None:
+    """Why a case cannot be a part of a stack, or None."""
+    if p.quantisation.scaled:
+        return "quantisation: the arithmetic depends on the factors"
+    if not p.pairs:
+        return "no query has a key"
+    for a in (a for question in questions for a in question):
+        if a.integers is not None or a.columns is not None:
+            return "numerics.quantised: steps are those of whole tensors"
+    return None
+
+
+@dataclass(frozen=True)
+class Repeated(Mask):
+    """A mask for so many sequences, again and again: sequence b is sequence b % batch of it."""
+
+    mask: Mask
+    batch: int
+    kind: ClassVar[str] = "repeated"
+
+    @property
+    def name(self) -> str:
+        """For messages; no case has this mask."""
+        return f"{self.mask.name}, every {self.batch}"
+
+    def mod(self, seqlen_q: int, seqlen_kv: int, device: Device = "cpu") -> MaskMod:
+        own = self.mask.mod(seqlen_q, seqlen_kv, device)
+        return lambda b, h, q, k: own(b % self.batch, h, q, k)
+
+    def interval(self, seqlen_q: int, seqlen_kv: int, b: Tensor, q: Tensor) -> MaskInterval | None:
+        return self.mask.interval(seqlen_q, seqlen_kv, b % self.batch, q)
+
+    @property
+    def atoms(self) -> tuple[Atom, ...]:
+        return self.mask.atoms
+
+    def check(self, batch: int) -> None:
+        """Raise ValueError unless the batch is a multiple of the mask's own."""
+        self.mask.check(self.batch)
+        if batch % self.batch:
+            raise ValueError(f"mask: a batch of {batch} is no multiple of {self.batch}")
+
+
+def shape_class(p: Problem) -> Problem:
+    """The problem without what may differ in a stack: values, memory, and how many sequences there
+    are if all of them have the same mask."""
+    plain = Layout()
+    return p.but(
+        batch=p.batch if _by_sequence(p) else 1,
+        distribution="normal",
+        seed=0,
+        **{f"layout_{name}": plain for name in p.layouts},
+    )
+
+
+def _by_sequence(p: Problem) -> bool:
+    return any("batch" in atom.varies for atom in p.mask.atoms)
+
+
+def _size(p: Problem) -> int:
+    """Numbers of the largest tensors of a problem: scores, or Q, K, V and O at each head."""
+    rows = p.batch * p.heads_q * (p.seqlen_q + p.seqlen_kv) * (p.head_dim + p.head_dim_v)
+    return max(p.pairs, rows)
+
+
+def answer(asked: Sequence[Asked]) -> int:
+    """Answer the questions of those cases that have company; return how many these are.
+
+    A case without answers has to be computed alone.
+    """
+    answered = 0
+    for stack in _stacks(asked):
+        try:
+            _answer(stack)
+        except (RuntimeError, ValueError):  # which of them it was, each will say when it is alone
+            for case in stack:
+                case.answers.clear()
+            continue
+        answered += len(stack)
+    return answered
+
+
+def _stacks(asked: Sequence[Asked]) -> Iterator[list[Asked]]:
+    """Cases with the same shape and questions, two or more, as many as one stack can hold."""
+    kinds: list[tuple[Problem, list[Asked]]] = []
+    for case in asked:
+        if excludes(case.problem, case.questions) is not None:
+            continue
+        shape = shape_class(case.problem)
+        for known, members in kinds:
+            if known == shape and _same(members[0].questions, case.questions):
+                members.append(case)
+                break
+        else:
+            kinds.append((shape, [case]))
+    for _, members in kinds:
+        most = _MOST[device_for(_products(members)).type]
+        stack: list[Asked] = []
+        for case in members:
+            if stack and sum(_size(other.problem) for other in (*stack, case)) > most:
+                yield from _several(stack)
+                stack = []
+            stack.append(case)
+        yield from _several(stack)
+
+
+def _several(stack: list[Asked]) -> Iterator[list[Asked]]:
+    if len(stack) > 1:
+        yield stack
+
+
+def _same(
+    mine: Sequence[Sequence[ForwardArithmetic]], other: Sequence[Sequence[ForwardArithmetic]]
+) -> bool:
+    return [list(question) for question in mine] == [list(question) for question in other]
+
+
+def _products(stack: Sequence[Asked]) -> float:
+    return float(sum(c.problem.pairs * (c.problem.head_dim + c.problem.head_dim_v) for c in stack))
+
+
+def _answer(stack: list[Asked]) -> None:
+    first = stack[0]
+    counts = [case.problem.batch for case in stack]
+    p, mask = shape_class(first.problem), first.problem.mask
+    if _by_sequence(p):
+        mask = Repeated(mask, p.batch)
+    p = p.but(batch=sum(counts), mask=mask)
+    q, k, v = (torch.cat([case.inputs[n] for case in stack]) for n in range(3))
+    clock = Clock()
+
+    def compute(device: torch.device) -> list[Truth]:
+        kept: Kept = {}
+        given = (q.to(device), k.to(device), v.to(device))
+        return [
+            compute_truth_on(device, p, given, list(question), clock, kept=kept)
+            for question in first.questions
+        ]
+
+    for question, whole in zip(first.questions, on_device(_products(stack), compute), strict=True):
+        for case, own in zip(stack, apart(whole, counts), strict=True):
+            case.answers.append(Answer(tuple(question), own))
+    for case, count in zip(stack, counts, strict=True):
+        for name, seconds in clock.seconds.items():
+            case.clock.seconds[name] = seconds * count / p.batch
+
+
+def apart(whole: Truth, counts: Sequence[int]) -> Iterator[Truth]:
+    """The parts of a truth that have so many sequences, in their order: views.
+
+    Raises ValueError if these are not all of its sequences.
+    """
+    if sum(counts) != len(whole.out):
+        raise ValueError(f"counts: {list(counts)} are not {len(whole.out)} sequences")
+    start = 0
+    for count in counts:
+        own = slice(start, start + count)
+        parts = {f.name: _cut(getattr(whole, f.name), own) for f in fields(whole)}
+        yield Truth(**parts)
+        start += count
+
+
+def _cut(x: Tensor | Interval | None, own: slice) -> Any:
+    if isinstance(x, Interval):
+        return Interval(x.middle[own], x.reach[own])
+    return None if x is None else x[own]
