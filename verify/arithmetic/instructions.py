@@ -1,9 +1,9 @@
 """Instructions and functions: error bounds of the transcendental functions and divisions that
 attention kernels call.
 
-What documents give in units in the last place counts as so many 2**-23, relative.  Half a place of
-fp32 is added to each exponential and tanh for the rounding of the argument's last operation.
-The PTX ISA and the CUDA C++ Programming Guide count from the correctly rounded result.
+What documents give in units in the last place counts as so many 2**-23, relative.  The PTX ISA and
+the CUDA C++ Programming Guide count from the correctly rounded result, so half a place is added to
+each exponential and tanh.  The roundings of a fp32 argument are counted where it is computed.
 docs/arithmetic.md says what is documented and what measured.
 """
 
