@@ -3,7 +3,7 @@ RECORDS FILE...` judges drawn problems of every group, variant and dtype of thes
 
 RECORDS gets the verdicts without what differs from run to run, so that the records of two versions
 of the judge can be compared.  SECONDS: after which no further case begins, drawing included; 0 for
-all the time.  VERIFY_ALONE=1 gives every launch a message of its own.
+all the time.  LAUNCHES_ALONE=1 gives every launch a message of its own.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main(seconds: float, records: Path, paths: list[Path]) -> None:
 
     vars_of: Any = Cell
     vars_of._ask = counted
-    if os.environ.get("VERIFY_ALONE") == "1":
+    if os.environ.get("LAUNCHES_ALONE") == "1":
         vars_of.runs_several = lambda cell, variant: False
     rows: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
     lines: list[str] = []

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from verify.cell.arena import Plan
 from verify.cell.process import Reply
+from verify.judging.history import Before
 from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.problem.inputs import Inputs
@@ -124,10 +125,13 @@ def _launch(wanted: Sequence[Wanted]) -> None:
             each.trial.launches[each.tag] = each.trial.read(where, own, each.poison, begin)
     if reply.ok:
         return
-    if reply.status not in _HARMLESS:
+    fresh = reply.status not in _HARMLESS
+    if fresh:
         trial.cell.restart()
     if all(each.alone().reply.ok for each, _, _ in chosen):
         trial.hearing.aftermaths.append(failure)
+    elif fresh:
+        trial.hearing.before = Before()  # it fails alone
 
 
 def _up(size: int) -> int:

@@ -33,7 +33,7 @@ def completed(*words: str) -> set[str]:
     [
         (("",), set(cli.app.commands)),
         (("re",), {"replay", "report", "recheck"}),
-        (("bench", ""), {"kernels", "suite"}),
+        (("bench", ""), {"kernels", "mutants", "suite"}),
         (("run", "--dt"), {"--dtype"}),
         (("run", "--dtype", "b"), {"bfloat16"}),
         (("run", "--profile", "n"), {"nightly"}),

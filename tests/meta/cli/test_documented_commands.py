@@ -148,6 +148,7 @@ RUNS = {
     "verify sanitize --planted-only": of(*SANITIZE, '"--planted-only"'),
     "verify sanitize --repeat": of(*SANITIZE, '"--repeat"'),
     "verify sanitize --time": of(*SANITIZE, '"--time"'),
+    "verify sanitize --add": of(*SANITIZE, '"--add"'),
     "verify sanitize --tool": of(*SANITIZE, '"--tool"'),
     "verify probe": of(
         "test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'
@@ -192,6 +193,7 @@ RUNS = {
     "tox -e gpu": ci("without_device tox -e gpu"),
     "tox -e sanitizer": ci("without_device tox -e sanitizer"),
     "tox -e sanitizer-full": ci("without_device tox -e sanitizer-full"),
+    "tox -e sanitizer-newer": ci("without_device tox -e sanitizer-newer"),
     "tox -e lint": ci("tox -e lint"),
     "tox -e docs": ci("tox --current-env -e docs"),
     "tox -e gpu --current-env": ci("tox --current-env -e gpu"),
@@ -331,6 +333,9 @@ def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPa
     verify(monkeypatch, "sanitize", "--planted-only")
     verify(monkeypatch, "sanitize", "--tool", "skew")
     verify(monkeypatch, "sanitize", "--time", "480")
+    earlier = str(ROOT / "reports" / "nvidia-h100-80gb-hbm3" / "sanitizer.json")
+    verify(monkeypatch, "sanitize", "--planted-only", "--add", earlier)
+    assert [path.name for path in asked.pop().earlier] == ["sanitizer.json"]
     verify(monkeypatch, "sanitize", "--planted-only", "--repeat", "10", "--tool", "consan")
     last = asked.pop()
     assert (last.planted_only, last.repeat, last.tools) == (True, 10, ("consan",))

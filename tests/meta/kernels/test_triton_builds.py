@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,7 @@ def test_builds_are_representative(module):
     builds = {arch: [build.name for build in of(arch)] for arch in compiled_archs()}
     names = builds["sm_80"]
     assert all(listed == names for listed in builds.values())
-    assert len(set(names)) == len(names) <= 12
+    assert len(set(names)) == len(names) <= 16
     parts = {part for name in names for part in name.split(", ")}
     configs = {config.name for config in module.VARIANT.configs}
     assert (
@@ -158,8 +159,9 @@ def test_blocks_fit_every_arch():
     for config in flash_backward.VARIANT.configs:
         for dtype in flash_backward.SUPPORT.dtypes:
             for bucket in flash_backward.VARIANT.head_dim_buckets:
-                for aligned in (ALIGNED, UNALIGNED):
-                    blocks = flash_backward.effective_blocks(config, dtype, bucket, aligned)
+                for aligned, owned in product((ALIGNED, UNALIGNED), ("keys", "rows")):
+                    use = flash_backward.Use(owned, capability=8)
+                    blocks = flash_backward.effective_blocks(config, dtype, bucket, aligned, use)
                     row = bucket * getattr(torch, dtype).itemsize
                     assert 2 * row * (blocks.owned + 2 * blocks.walked) <= 98 * 1024, (
                         config.name,
@@ -167,6 +169,21 @@ def test_blocks_fit_every_arch():
                         bucket,
                         aligned,
                     )
+
+
+@pytest.mark.parametrize("owned", ["keys", "rows"])
+def test_hopper_has_blocks_of_its_own(owned):
+    def blocks(capability, dtype="float16", bucket=128, aligned=True):
+        use = flash_backward.Use(owned, capability=capability)
+        config = flash_backward.HOPPER
+        return flash_backward.effective_blocks(config, dtype, bucket, aligned, use)
+
+    assert blocks(9) == blocks(None) != blocks(8) == blocks(10) == blocks(12)
+    other = flash_backward.CONFIGS[0]
+    for case in ({"dtype": "float32"}, {"bucket": 256}, {"aligned": False}):
+        use = flash_backward.Use(owned, capability=9)
+        given = {"dtype": "float16", "bucket": 128, "aligned": True} | case
+        assert blocks(9, **case) == flash_backward.effective_blocks(other, **given, use=use)
 
 
 @pytest.fixture(scope="module")

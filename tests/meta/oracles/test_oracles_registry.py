@@ -93,4 +93,5 @@ def test_every_oracle_is_tried_here() -> None:
         "needs",
         "concerns",
         "rank",
+        "launches",
     }
