@@ -298,10 +298,12 @@ FAULTS = (
         file=TRITON_BACKWARD,
         edits=(
             (
-                "    kernels = launches(args, saved, dout, gradients, workspace, mode)\n",
+                "    kernels = launches("
+                "args, saved, dout, gradients, workspace, mode, capability)\n",
                 (
                     "    if not args.seqlen_q:\n        return\n"
-                    "    kernels = launches(args, saved, dout, gradients, workspace, mode)\n"
+                    "    kernels = launches("
+                    "args, saved, dout, gradients, workspace, mode, capability)\n"
                 ),
             ),
         ),

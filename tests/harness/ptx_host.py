@@ -260,8 +260,8 @@ def run(
     )
     assert variant.forward is not None
     variant.forward(args, out.tensor, lse.tensor[..., 0], {})
-    assert out.untouched()
-    assert lse.untouched()
+    assert out.untouched(), "written outside"
+    assert lse.untouched(), "written outside"
     return out.tensor.clone(), lse.tensor[..., 0].clone()
 
 

@@ -200,7 +200,7 @@ def _corners(plain: Problem, tile: int) -> Iterator[Problem]:
     yield plain.but(seqlen_q=192, seqlen_kv=64, mask=Causal())
     for side in (64, 63):  # the first and the last row of 64 end at a corner
         yield plain.but(seqlen_q=192, seqlen_kv=384, mask=Window(side, side))
-    # The last row of a tile, of whichever size, is the first that does not see a tile of keys whole.
+    # The last row of a tile of any size is the first that does not see a tile of keys whole.
     yield plain.but(seqlen_q=136, seqlen_kv=264, mask=Window(126, 200))
     for window in (Window(20, None), Window(None, 20)):  # one side is open
         yield plain.but(seqlen_q=40, seqlen_kv=100, mask=window)

@@ -103,7 +103,7 @@ class CudaHunt(HostHunt):
         try:
             outputs = run(build.variant, question.problem, config, spoiled=question.spoiled)
         except AssertionError as error:
-            return str(error).splitlines()[0] if str(error) else "written outside"
+            return (str(error) or "written outside").splitlines()[0]
         return convict(build.variant, question.problem, config, *outputs)
 
 
