@@ -41,7 +41,7 @@ class Prepared:
         trial.answers += self.asked.answers
         for seconds in (self.seconds, self.asked.clock.seconds):
             for name, spent in seconds.items():
-                trial.clock.seconds[name] = trial.clock.seconds.get(name, 0.0) + spent
+                trial.clock.add(name, spent)
 
 
 def prepare(trials: Sequence[Trial]) -> dict[str, Prepared]:

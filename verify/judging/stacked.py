@@ -194,7 +194,7 @@ def _answer(stack: list[Asked]) -> None:
             case.answers.append(Answer(tuple(question), own))
     for case, count in zip(stack, counts, strict=True):
         for name, seconds in clock.seconds.items():
-            case.clock.seconds[name] = seconds * count / p.batch
+            case.clock.add(name, seconds * count / p.batch)
 
 
 def apart(whole: Truth, counts: Sequence[int]) -> Iterator[Truth]:

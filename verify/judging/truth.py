@@ -94,7 +94,11 @@ class Clock:
         try:
             yield
         finally:
-            self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - begun
+            self.add(what, time.perf_counter() - begun)
+
+    def add(self, what: str, seconds: float) -> None:
+        """Count more seconds for a step."""
+        self.seconds[what] = self.seconds.get(what, 0.0) + seconds
 
 
 def compute_truth(

@@ -1,4 +1,4 @@
-"""Truths of many cases at once are those of each case alone, whoever its neighbours are."""
+"""Truths of many cases at once are those of each case alone, whatever the other cases are."""
 
 from __future__ import annotations
 

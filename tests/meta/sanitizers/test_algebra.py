@@ -15,6 +15,7 @@ import triton
 from kernels.triton.compile import compilable, compiled
 from references.masks import Causal, parse_mask
 from tests.harness.kernel_files import Writer
+from tests.harness.sanitizer_facts import right_facts
 from tests.planted import algebra as planted_kernels
 from verify.bundle import ROOT
 from verify.cell.arena import Arena
@@ -25,7 +26,7 @@ from verify.problem import Problem
 from verify.problem.case import Case
 from verify.sanitizers import algebra, binaries, instrumented, ledger
 from verify.sanitizers.binaries import Built
-from verify.sanitizers.facts import CaseResult, Facts, Judgement
+from verify.sanitizers.facts import CaseResult, Judgement
 from verify.sanitizers.failures import failures
 from verify.sanitizers.lane import _for_tool, excludes
 from verify.sanitizers.planted import ALGEBRA, FAULTS
@@ -43,16 +44,7 @@ RUN = (ledger.Launched("_flash_forward", "kernels/triton/flash_forward.py:230 in
 DIFFERS = Record(
     tool=FPSAN, kind=algebra.KIND, text="under FPSan out is 1", words="the plain kernel"
 )
-EQUAL = Facts(
-    tool=FPSAN,
-    exit_code=0,
-    summary=None,
-    records=(),
-    results=(CaseResult("case", "ok"),),
-    expected_cases=1,
-    launches=(RUN,),
-    counted=True,
-)
+EQUAL = right_facts(FPSAN, RUN)
 WATCHED = (Built("_flash_forward", 4096, True, True), Built("_copy", 64, False, False))
 
 

@@ -18,6 +18,7 @@ import triton
 
 from kernels.triton.compile import compilable, compiled
 from tests.harness.kernel_files import Writer
+from tests.harness.sanitizer_facts import right_facts
 from tests.planted import tiny_gluon
 from verify.cell.discovery import roster
 from verify.cell.process import PLAIN_CPU, ForkServer
@@ -28,7 +29,7 @@ from verify.sanitizers import binaries, instrumented, ledger
 from verify.sanitizers.assertions import OWN, kind_of, read_assertions
 from verify.sanitizers.binaries import Built
 from verify.sanitizers.exceptions import LIMITS
-from verify.sanitizers.facts import CaseResult, Facts, Judgement
+from verify.sanitizers.facts import CaseResult, Judgement
 from verify.sanitizers.failures import failures
 from verify.sanitizers.instrumented import excludes, judged, limit_of
 from verify.sanitizers.lane import _planted_subjects
@@ -88,16 +89,7 @@ def test_other_words_are_no_record() -> None:
 # The facts.
 
 RUN = (ledger.Launched("_hopper_forward", "kernels/gluon/hopper_forward.py:290 in forward"),)
-RIGHT = Facts(
-    tool=CONSAN,
-    exit_code=0,
-    summary=None,
-    records=(),
-    results=(CaseResult("case", "ok"),),
-    expected_cases=1,
-    launches=(RUN,),
-    counted=True,
-)
+RIGHT = right_facts(CONSAN, RUN)
 WATCHED = (Built("_hopper_forward", 57344, True), Built("_tables", 0, False))
 RECORDS = read_assertions(line(), CONSAN)
 
