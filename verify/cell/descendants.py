@@ -16,6 +16,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+from verify.cuda.telling import told_by
+
 _PR_SET_CHILD_SUBREAPER = 36
 # Rounds, and seconds between them, of killing: orphans can start processes while others are killed.
 _ROUNDS, _PAUSE = 200, 0.01
@@ -83,8 +85,11 @@ def descendants(pid: int) -> list[int]:
 
 
 def compiling(pid: int) -> bool:
-    """Whether a compiler runs somewhere below that process."""
-    for child in descendants(pid):
+    """Whether a compiler runs in that process (`verify.cuda.telling`) or somewhere below it."""
+    below = descendants(pid)
+    if any(told_by(each) for each in (pid, *below)):
+        return True
+    for child in below:
         with contextlib.suppress(OSError):
             if (
                 Path(f"/proc/{child}/comm").read_text(encoding="utf-8", errors="replace").strip()

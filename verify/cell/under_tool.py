@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from verify import bundle
@@ -33,8 +32,6 @@ _START_TIMEOUT = 180.0  # seconds to import torch under the tool on a busy machi
 _GRACE = 90.0  # seconds for the tool to write its records after the program's end
 _HANGING = 15.0  # the same, after a program that was killed since it did not answer
 _POLL = 0.2
-BUILDS = "verify-builds"
-"""The name (/proc/PID/comm) of a program while it compiles in its own process."""
 
 
 class Ended(Exception):  # noqa: N818 - the process's end, not an error of ours
@@ -169,15 +166,6 @@ class ToolCell(Cell):
 
     def _compiles(self) -> bool:
         before, self._asked = self._asked, time.monotonic()
-        programs = (self._pid, *descendants(self._pid))
-        builds = super()._compiles() or any(_name(pid) == BUILDS for pid in programs)
+        builds = super()._compiles()
         self.built += self._asked - before if builds and self._asked - before < 1.0 else 0.0
         return builds
-
-
-def _name(pid: int) -> str:
-    """The name of a process; "" if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

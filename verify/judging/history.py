@@ -24,6 +24,7 @@ from verify.machine import turns
 
 MOST = 32  # cases that are remembered; all are counted
 _FRESH = 2  # fresh processes to try if the judge's own code fails, or memory runs out
+_BESIDE = 3  # times to ask a shared GPU again for memory, before it is asked for alone
 _PAUSE = 3.0  # seconds for other processes to free memory
 _SHARED = ("raised", "crash", "out of memory")  # earlier calls in the same process can cause these
 
@@ -119,8 +120,10 @@ class Hearing:
         used = reply.status in _SHARED and not first
         if not (used or hangs(reply) or _crowded(reply) or judges(reply)):
             return reply
-        with _whole_gpu() if on_gpu and _crowded(reply) else contextlib.nullcontext():
-            found = self._alone(cell, ask)
+        found = self._beside(cell, ask) if on_gpu and _crowded(reply) else reply
+        if found is reply or _crowded(found) or judges(found):
+            with _whole_gpu() if on_gpu and _crowded(found) else contextlib.nullcontext():
+                found = self._alone(cell, ask)
         if on_gpu and _crowded(found) and found.data.get("on_device"):
             _had_its_share(found, self.case.rsplit(":", 3)[0])
         if found.status in ("ok", "unsupported"):
@@ -138,6 +141,22 @@ class Hearing:
         if not self._begun:
             self._begun, self.before = True, before
         return reply, Aftermath(reply, before, first)
+
+    def _beside(self, cell: Cell, ask: Callable[[], Reply]) -> Reply:
+        """Launch again in fresh processes beside the other workers, which may have freed memory.
+
+        To have the GPU alone, this worker would wait for the longest launch and reference of the
+        others, and they for it: minutes, where many share a GPU.
+        """
+        for number in range(1, _BESIDE + 1):
+            cell.restart()
+            time.sleep(number * _PAUSE)
+            with turns.GPU.shared():
+                reply = ask()
+            self.history.launched(cell.process_number, self.case)
+            if not _crowded(reply):
+                break
+        return reply
 
     def _alone(self, cell: Cell, ask: Callable[[], Reply]) -> Reply:
         for number in range(_FRESH):

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verify.sanitizers import building, ledger
+from verify.cuda.telling import telling
+from verify.sanitizers import ledger
 from verify.sanitizers.tool import CONSAN, FPSAN
 
 MODE = "TRITON_INSTRUMENTATION_MODE"
@@ -68,7 +69,7 @@ class _Listener:
             return
         self._busy = True
         try:
-            with building.telling():
+            with telling():
                 ordinary = self._ordinary(src, metadata)
             changed = ordinary.asm["ptx"] != _ptx(rest["metadata_group"])
             shared = int(ordinary.metadata.shared or 0)

@@ -19,7 +19,7 @@ from verify.cell.child import KernelProcess, serve_at
 from verify.cell.isolated_buffers import IsolatedBuffers
 from verify.cell.launching import launch
 from verify.machine.settings import WORKSPACES
-from verify.sanitizers import building, ledger, scratch
+from verify.sanitizers import ledger, scratch
 
 
 class IsolatedKernelProcess(KernelProcess):
@@ -52,7 +52,6 @@ def main() -> None:
     # Memory that torch fills would count as initialised.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     ledger.watch()
-    building.watch()
     serve_at(IsolatedKernelProcess)
 
 

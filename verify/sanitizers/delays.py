@@ -169,7 +169,6 @@ class DelayedKernelProcess(KernelProcess):
 def main() -> None:
     """Serve at the socket that the command line names."""
     DelayedKernelProcess.delays.install()
-    building.watch()
     serve_at(DelayedKernelProcess)
 
 

@@ -8,12 +8,14 @@ import signal
 import socket
 import sys
 import textwrap
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from tests.harness.kernel_files import (
     ENVIRONMENT,
@@ -66,6 +68,33 @@ def test_a_compiler_stops_the_clock_of_a_run_and_nothing_else_does(
     cell.restart()
     assert run(cell, builds).status == "hang"
     assert run(cell, write("subprocess.run(['sleep', '30'])")).status == "hang"
+
+
+NVRTC = """
+from verify.cuda import compile as cuda
+
+def compiles_within(seconds):
+    cuda.compilable = lambda: None
+    cuda._key = lambda source, arch: "kernel"
+    cuda._compile = lambda source, arch: time.sleep(seconds)
+    cuda._keep = lambda entry, binary: None
+    cuda.compile_source(None, "sm_90a")
+"""
+
+
+def test_a_compiler_in_the_process_stops_the_clock_and_so_does_waiting_for_another(
+    cell: Cell, write: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERIFY_DEADLINE", "1")
+    monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path))
+    assert run(cell, write(f"compiles_within(2.5); {FILL}", before=NVRTC)).ok
+    waits = write(f"compiles_within(0.0); {FILL}", before=NVRTC)
+    with FileLock(tmp_path / "kernel.lock", thread_local=False) as lock:
+        threading.Timer(2.5, lock.release, kwargs={"force": True}).start()
+        assert run(cell, waits).ok
+    # What comes after the build counts.
+    idle = write("compiles_within(0.0); time.sleep(30)", before=NVRTC)
+    assert run(cell, idle).status == "hang"
 
 
 @pytest.mark.skipif(

@@ -265,7 +265,7 @@ def test_memory_of_a_gpu_that_others_hold_is_no_verdict(monkeypatch: pytest.Monk
         assert hearing.ask(cast(Cell, GpuCell()), lambda reply=reply: reply) == reply
 
 
-def test_a_launch_without_memory_is_repeated_while_no_other_worker_uses_the_gpu(
+def test_a_launch_without_memory_is_repeated_beside_the_others_and_then_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     turns: list[str] = []
@@ -278,13 +278,17 @@ def test_a_launch_without_memory_is_repeated_while_no_other_worker_uses_the_gpu(
             turns.append(f"{kind} ends")
 
         monkeypatch.setattr(f"verify.machine.turns.Turns.{kind}", turn)
-    replies = [full(1), Reply("ok")]
+    monkeypatch.setattr("verify.judging.history._PAUSE", 0.0)
+    failed = ["shared begins", "out of memory", "shared ends"]
+    for times, last in ((1, "shared"), (3, "shared"), (4, "alone")):
+        turns.clear()
+        replies = [full(1)] * times + [Reply("ok")]
 
-    def ask() -> Reply:
-        turns.append(replies[0].status)
-        return replies.pop(0)
+        def ask(replies: list[Reply] = replies) -> Reply:
+            turns.append(replies[0].status)
+            return replies.pop(0)
 
-    hearing = Hearing("kernel:default:accuracy:last", History())
-    assert hearing.ask(cast(Cell, GpuCell()), ask).ok
-    alone = ["alone begins", "ok", "alone ends"]
-    assert turns == ["shared begins", "out of memory", "shared ends", *alone]
+        hearing = Hearing("kernel:default:accuracy:last", History())
+        assert hearing.ask(cast(Cell, GpuCell()), ask).ok
+        assert turns == [*failed * times, f"{last} begins", "ok", f"{last} ends"]
+        assert [outcome(met) for met in hearing.aftermaths] == ["inapplicable"]

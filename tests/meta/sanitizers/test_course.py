@@ -22,6 +22,7 @@ from tests.harness.fake_sanitizer import fake_tool
 from verify.cell import under_tool
 from verify.cell.discovery import roster
 from verify.cell.process import PLAIN_CPU, ROOT
+from verify.cuda.telling import told_by
 from verify.evidence import Recorder, load
 from verify.problem import Problem
 from verify.problem.case import Case
@@ -38,6 +39,7 @@ from verify.sanitizers.tool import Sanitizer
 KERNEL = """
 import os, time
 from pathlib import Path
+from verify.cuda.telling import telling
 from verify.variant import Support, Variant
 
 def fill(args, out, lse, workspace):
@@ -52,11 +54,8 @@ def hangs(args, out, lse, workspace):
 
 def builds(args, out, lse, workspace):
     fill(args, out, lse, workspace)
-    own = Path("/proc/self/comm")
-    before = own.read_text().strip()
-    own.write_text("verify-builds")
-    time.sleep(2.5)
-    own.write_text(before)
+    with telling():
+        time.sleep(2.5)
 
 SUPPORT = Support(dtypes=("float32",), head_dims=(8,), masks=("full",), layouts="contiguous")
 VARIANTS = [
@@ -298,17 +297,6 @@ def test_a_signal_writes_the_report_and_ends_every_process(
     assert data["stages"]["planted"]["processes"] == 1
 
 
-def test_a_program_that_compiles_bears_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verify.cuda import compile as cuda
-
-    own = Path("/proc/self/comm")
-    before = own.read_text()
-    monkeypatch.setattr(cuda, "compile_source", lambda source, arch: own.read_text().strip())
-    building.watch()
-    assert cuda.compile_source(None, "sm_90") == under_tool.BUILDS  # type: ignore[comparison-overlap,arg-type]
-    assert own.read_text() == before
-
-
 def test_as_many_processes_as_cores_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(course, "cores", lambda: 32)
     monkeypatch.setattr(course, "_memory", lambda: 256 << 30)
@@ -333,11 +321,9 @@ def test_a_line_of_progress_names_what_has_run_longest() -> None:
 def test_a_program_tells_that_triton_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton import compiler
 
-    names: list[str] = []
-    own = building._OWN_NAME
-    monkeypatch.setattr(compiler, "compile", lambda *_, **__: names.append(own.read_text().strip()))
+    told: list[bool] = []
+    monkeypatch.setattr(compiler, "compile", lambda *_, **__: told.append(told_by(os.getpid())))
     building.watch_triton()
-    before = own.read_text()
     compiler.compile("source", target="sm_90a")
-    assert names == [under_tool.BUILDS]
-    assert own.read_text() == before
+    assert told == [True]
+    assert not told_by(os.getpid())
