@@ -30,7 +30,6 @@ from filelock import FileLock
 from verify.bundle import ROOT
 from verify.cuda import toolkit
 from verify.cuda.includes import included
-from verify.cuda.telling import telling
 from verify.variant import Binary, Build, Resources, arch_of
 
 HEADERS = ROOT / "kernels" / "cuda"
@@ -100,7 +99,7 @@ def compile_source(source: Source, arch: str) -> Binary:
     if binary is not None:
         return binary
     entry.parent.mkdir(parents=True, exist_ok=True)
-    with telling(), FileLock(entry.with_suffix(".lock")):
+    with FileLock(entry.with_suffix(".lock")):
         binary = _read(entry)  # another worker can have been first
         if binary is None:
             binary = _compile(source, arch)

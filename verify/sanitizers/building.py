@@ -1,14 +1,14 @@
 """Building: a program under a tool tells when Triton compiles, so that its deadline does not run.
 
 Under a tool Triton's own passes take long before ptxas, whose process shows that it compiles.
-NVRTC's builds tell by themselves (`verify.cuda.compile`).
+NVRTC's builds tell everywhere (`verify.cell.telling`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from verify.cuda.telling import telling
+from verify.cell.telling import telling
 
 
 def watch_triton() -> None:

@@ -73,12 +73,10 @@ def test_a_compiler_stops_the_clock_of_a_run_and_nothing_else_does(
 NVRTC = """
 from verify.cuda import compile as cuda
 
-def compiles_within(seconds):
-    cuda.compilable = lambda: None
-    cuda._key = lambda source, arch: "kernel"
-    cuda._compile = lambda source, arch: time.sleep(seconds)
-    cuda._keep = lambda entry, binary: None
-    cuda.compile_source(None, "sm_90a")
+cuda.compilable = lambda: None
+cuda._key = lambda source, arch: "kernel"
+cuda._compile = lambda source, arch: time.sleep(source)
+cuda._keep = lambda entry, binary: None
 """
 
 
@@ -87,13 +85,13 @@ def test_a_compiler_in_the_process_stops_the_clock_and_so_does_waiting_for_anoth
 ) -> None:
     monkeypatch.setenv("VERIFY_DEADLINE", "1")
     monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path))
-    assert run(cell, write(f"compiles_within(2.5); {FILL}", before=NVRTC)).ok
-    waits = write(f"compiles_within(0.0); {FILL}", before=NVRTC)
+    assert run(cell, write(f"cuda.compile_source(2.5, 'sm_90a'); {FILL}", before=NVRTC)).ok
+    waits = write(f"cuda.compile_source(0.0, 'sm_90a'); {FILL}", before=NVRTC)
     with FileLock(tmp_path / "kernel.lock", thread_local=False) as lock:
         threading.Timer(2.5, lock.release, kwargs={"force": True}).start()
         assert run(cell, waits).ok
     # What comes after the build counts.
-    idle = write("compiles_within(0.0); time.sleep(30)", before=NVRTC)
+    idle = write("cuda.compile_source(0.0, 'sm_90a'); time.sleep(30)", before=NVRTC)
     assert run(cell, idle).status == "hang"
 
 

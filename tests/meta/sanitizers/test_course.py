@@ -22,7 +22,7 @@ from tests.harness.fake_sanitizer import fake_tool
 from verify.cell import under_tool
 from verify.cell.discovery import roster
 from verify.cell.process import PLAIN_CPU, ROOT
-from verify.cuda.telling import told_by
+from verify.cell.telling import told_by
 from verify.evidence import Recorder, load
 from verify.problem import Problem
 from verify.problem.case import Case
@@ -39,7 +39,7 @@ from verify.sanitizers.tool import Sanitizer
 KERNEL = """
 import os, time
 from pathlib import Path
-from verify.cuda.telling import telling
+from verify.cell.telling import telling
 from verify.variant import Support, Variant
 
 def fill(args, out, lse, workspace):
