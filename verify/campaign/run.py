@@ -132,12 +132,20 @@ class CampaignRun:
         begun and never judged.
 
         The first process calls it before it starts workers.  Raises ContinuedError if a kernel has
-        changed since, because its verdicts would mix two sources.
+        changed since, or if another device was judged: verdicts of two would mix.
         """
         path = self.directory / _ROSTER
         if not path.exists():
             return
         evidence = load(self.directory)
+        judged_on = {each.device["slug"]: each.device["name"] for each in evidence.runs}
+        here = device.fingerprint()
+        if set(judged_on) - {here["slug"]}:
+            raise ContinuedError(
+                f"run {self.directory.name} judged on another device,"
+                f" {', '.join(judged_on.values())}; this is {here['name']}: begin another run, with"
+                " another id"
+            )
         now = _outside_files()
         for name, option in (("oracles", "--oracle"), ("kinds", "--with")):
             if evidence.runs and evidence.runs[-1].versions.get(name) != now.get(name):

@@ -18,6 +18,7 @@ from verify.campaign.run import CampaignRun, ContinuedError
 from verify.campaign.runner import INFRASTRUCTURE
 from verify.cell.process import ROOT
 from verify.evidence import Recorder
+from verify.machine import device
 from verify.problem import Problem
 from verify.problem.case import Case
 
@@ -100,6 +101,19 @@ def test_a_run_does_not_go_on_with_another_source(tmp_path: Path) -> None:
     kernel.write_text(KERNEL.replace("-0.5", "-0.4"))
     with pytest.raises(ContinuedError, match=r"run run judged other sources of .*plain"):
         CampaignRun(fresh.directory, "dev", (kernel,)).resume()
+
+
+def test_a_run_does_not_go_on_on_another_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = tmp_path / "plain.py"
+    kernel.write_text(KERNEL)
+    run = begun(tmp_path / "run", kernel)
+    CampaignRun(run.directory, "dev", (kernel,)).resume()
+    other = device.fingerprint() | {"name": "NVIDIA H200", "slug": "nvidia-h200"}
+    monkeypatch.setattr(device, "fingerprint", lambda: other)
+    with pytest.raises(ContinuedError, match=r"another device, .*; this is NVIDIA H200"):
+        CampaignRun(run.directory, "dev", (kernel,)).resume()
 
 
 def test_a_run_does_not_go_on_with_a_file_that_no_longer_loads(tmp_path: Path) -> None:
