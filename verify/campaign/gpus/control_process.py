@@ -15,11 +15,12 @@ import msgspec
 from verify.machine import leash
 
 _THREADS = 2  # beside as many workers as there are cores
+_OF_OTHERS = ("out of memory", "busy or unavailable")  # what other processes do to a GPU
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """made: whether it was computed, for which the GPU's memory can be too full.  wrong: what is
-    wrong, or ""."""
+    """made: whether it was computed; other processes can have filled the GPU's memory, or have the
+    GPU for themselves.  wrong: what is wrong, or ""."""
 
     made: bool
     wrong: str = ""
@@ -42,12 +43,14 @@ def answer(seed: int) -> Answer:
     from verify.campaign.leases import control
 
     torch.set_num_threads(_THREADS)
+    # A GPU that CUDA no longer lists must not be spoken for by the CPU.
+    gpu = torch.version.cuda is not None and os.environ.get("CUDA_VISIBLE_DEVICES")
     begun = time.monotonic()
     try:
-        wrong = control.check(seed)
+        wrong = control.check(seed, "cuda" if gpu else None)
     except RuntimeError as error:
         said = str(error).strip().partition("\n")[0]
-        if "out of memory" in str(error):
+        if any(words in str(error) for words in _OF_OTHERS):
             return Answer(made=False)
         wrong = f"the control problem was not computed: {said}"
     return Answer(made=True, wrong=wrong, seconds=round(time.monotonic() - begun, 3))

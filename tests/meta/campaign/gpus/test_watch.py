@@ -173,7 +173,7 @@ def test_without_a_gpu_there_is_nothing_to_watch(
 
 
 def _raises(message: str):
-    def check(seed: int) -> str:
+    def check(seed: int, device: str | None) -> str:
         raise torch.OutOfMemoryError(message) if "memory" in message else RuntimeError(message)
 
     return check
@@ -182,9 +182,10 @@ def _raises(message: str):
 @pytest.mark.parametrize(
     ("check", "made", "wrong"),
     [
-        (lambda seed: "", True, ""),
-        (lambda seed: "wrong", True, "wrong"),
+        (lambda seed, device: "", True, ""),
+        (lambda seed, device: "wrong", True, "wrong"),
         (_raises("CUDA out of memory."), False, ""),
+        (_raises("CUDA error: all CUDA-capable devices are busy or unavailable"), False, ""),
         (
             _raises("CUDA error: uncorrectable ECC error\nmore"),
             True,
@@ -192,7 +193,7 @@ def _raises(message: str):
         ),
     ],
 )
-def test_a_full_memory_is_no_fault_of_a_gpu(
+def test_what_others_do_is_no_fault_of_a_gpu(
     check, made: bool, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "check", check)
@@ -202,6 +203,21 @@ def test_a_full_memory_is_no_fault_of_a_gpu(
     finally:
         torch.set_num_threads(threads)
     assert (found.made, found.wrong) == (made, wrong)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mask", "device"), [("12.8", A, "cuda"), ("12.8", "", None), (None, A, None)]
+)
+def test_the_cpu_does_not_speak_for_a_gpu_that_is_gone(
+    cuda: str | None, mask: str, device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(control, "check", lambda seed, device: asked.append(device) or "")
+    assert control_process.answer(3).made
+    assert asked == [device]
 
 
 @pytest.mark.for_ci
