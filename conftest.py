@@ -41,6 +41,8 @@ _pin_gpu(_WORKER)
 
 from verify.campaign import builds, halt  # noqa: E402 - after the mask
 from verify.campaign.conclusion import campaign_fails, write_report  # noqa: E402
+from verify.campaign.gpus.placement import place_workers  # noqa: E402
+from verify.campaign.gpus.watch import choose_gpus, watch_gpus, wrong_gpus  # noqa: E402
 from verify.campaign.judge import Judge  # noqa: E402
 from verify.campaign.run import (  # noqa: E402
     BusyError,
@@ -48,7 +50,6 @@ from verify.campaign.run import (  # noqa: E402
     ContinuedError,
     default_profile,
     open_run,
-    worker_count,
 )
 from verify.campaign.runner import NO_SPACE  # noqa: E402
 from verify.cell.discovery import environment  # noqa: E402
@@ -117,6 +118,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    choose_gpus(config)
     config.addinivalue_line(
         "markers", "targets_of(group): parametrizes a property test with the group's targets"
     )
@@ -176,6 +178,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if marker is not None:
             marker.unlink(missing_ok=True)
         config.pluginmanager.register(_Errors(run), "verify-errors")
+    watch_gpus(config, run.directory)
 
 
 def pytest_configure_node(node: object) -> None:
@@ -184,7 +187,8 @@ def pytest_configure_node(node: object) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    return worker_count()
+    choose_gpus(config)
+    return place_workers()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -370,10 +374,11 @@ class _Errors:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Stop this worker if a campaign with --exitfirst has failed in any worker."""
+    """Stop this worker if a campaign with --exitfirst has failed in any worker, or if a GPU is
+    quarantined."""
     done = yield
-    if halt.stopped():
-        item.session.shouldstop = "stopping at the first failure"
+    if why := halt.stopped():
+        item.session.shouldstop = why
     return done
 
 
@@ -386,6 +391,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput") and not session.config.option.collectonly:
         run = session.config.stash[_RUN]
+        wrong = wrong_gpus(session.config)
+        if wrong:  # no report: the same run can go on with the other GPUs
+            session.config.stash[_REPORT] = wrong
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+            return
         changed = judge_changed(run.evidence())
         try:
             text = write_report(run, session.config.getoption("--report-dir"))

@@ -1,7 +1,7 @@
 """Halt: decides whether a campaign begins another case.
 
-It does not if its time is over, or if a case has failed and --exitfirst was given.  Every process
-of a campaign asks before each case.  Imports nothing heavy.
+It does not if its time is over, if a case has failed and --exitfirst was given, or if a GPU is
+quarantined.  Every process of a campaign asks before each case.  Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 UNTIL = "VERIFY_UNTIL"
 
 _marker: Path | None = None
+_quarantine: Path | None = None
 
 
 def stop_at_first_failure(marker: Path | None) -> None:
@@ -23,6 +24,12 @@ def stop_at_first_failure(marker: Path | None) -> None:
     """
     global _marker
     _marker = marker
+
+
+def stop_at_quarantine(marker: Path | None) -> None:
+    """Make this process stop once `marker` is a file."""
+    global _quarantine
+    _quarantine = marker
 
 
 def armed() -> bool:
@@ -36,9 +43,14 @@ def failed() -> None:
         _marker.touch()
 
 
-def stopped() -> bool:
-    """Whether a case has failed in a campaign that ends at its first failure."""
-    return _marker is not None and _marker.exists()
+def stopped() -> str:
+    """Why this campaign ends early: a case has failed in one that ends at its first failure, or a
+    GPU is quarantined; "" if it goes on."""
+    if _marker is not None and _marker.exists():
+        return "stopping at the first failure"
+    if _quarantine is not None and _quarantine.exists():
+        return "a GPU is quarantined"
+    return ""
 
 
 def out_of_time() -> bool:
@@ -48,4 +60,4 @@ def out_of_time() -> bool:
 
 def over() -> bool:
     """Whether this process must not begin another case."""
-    return out_of_time() or stopped()
+    return out_of_time() or stopped() != ""

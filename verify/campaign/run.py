@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from verify.bundle import published
 from verify.campaign.admission import unanswerable
 from verify.campaign.builds import Builder, arches, environment_for, left_out
+from verify.campaign.gpus.state import recorder_name
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target, excludes_group, excludes_here
 from verify.cell import confinement, plain_gradients
@@ -38,7 +39,6 @@ from verify.evidence import (
 from verify.evidence.judge_version import judge_hash
 from verify.evidence.known_failures import Xfails, at_start, digest, xfails_for
 from verify.machine import device
-from verify.machine.cores import cores
 from verify.machine.places import state_directory
 from verify.oracles import groups, used_files
 from verify.problem import kind_files
@@ -48,7 +48,6 @@ from verify.tolerance import MODEL
 from verify.variant import Config, Declaration
 
 _ROSTER, _LOST = "roster.json", "lost.txt"
-_WORKER_MEMORY = 3 << 30  # bytes of GPU memory that a worker and its cells can need
 FAILURES = "known-failures.txt"  # in the state directory: cases that the next run asks first
 _WITNESS = "(witness)"  # in place of a dtype, in the record of a stored case that is dropped
 
@@ -56,15 +55,6 @@ _WITNESS = "(witness)"  # in place of a dtype, in the record of a stored case th
 def default_profile() -> str:
     """The profile "gpu" if there is a device, "ci" if the variable CI is set, else "dev"."""
     return "gpu" if torch.cuda.is_available() else "ci" if os.environ.get("CI") else "dev"
-
-
-def worker_count() -> int:
-    """Workers for `-n auto`: the number of cores, or fewer if the GPUs' free memory is not
-    enough."""
-    if not torch.cuda.is_available():
-        return cores()
-    free = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
-    return max(1, min(sum(memory // _WORKER_MEMORY for memory in free), cores()))
 
 
 class ContinuedError(Exception):
@@ -226,7 +216,8 @@ class CampaignRun:
         """A judge that records under the worker's name and reuses this run's earlier verdicts."""
         remembered = load(self.directory) if any(self.directory.glob("*.jsonl")) else None
         fork_server = self.fork_server or ForkServer(environment())
-        return Judge(Recorder(self.directory, worker), remembered, self.xfails, fork_server)
+        recorder = Recorder(self.directory, recorder_name(worker, device.own()))
+        return Judge(recorder, remembered, self.xfails, fork_server)
 
     def target_of(self, case: Case) -> Target | None:
         """The target of a case, or None if its variant or config is not known here."""

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from verify.bundle import ROOT
 from verify.campaign import halt
+from verify.campaign.gpus.state import quarantined
 from verify.campaign.progress import Progress, shown
 from verify.cell.fork_server import CHILD, environment_of
 from verify.evidence import Evidence, load, new_run_id
@@ -27,7 +28,7 @@ from verify.evidence.errors import read as errors_of
 from verify.evidence.explanation import explain
 from verify.evidence.judge_version import judge_changed
 from verify.evidence.known_failures import handed_on, xfails_in
-from verify.machine import starter
+from verify.machine import device, starter
 from verify.machine.places import state_directory
 
 CLEAN, FAILED, USAGE, INFRASTRUCTURE = 0, 1, 2, 3
@@ -151,6 +152,22 @@ def execute(request: RunRequest, console: Console, deadline: float | None = None
 
 
 def _execute(request: RunRequest, console: Console, deadline: float | None) -> int:
+    """One session; and another one whenever a GPU is quarantined, on those that are left."""
+    while True:
+        before = quarantined(request.directory)
+        code, output = _judged(request, console, deadline)
+        after = quarantined(request.directory)
+        new = sorted(after.keys() - before.keys())
+        for gpu in new:
+            say(console, f"{gpu} is quarantined: {after[gpu]}; what it judged does not count")
+        left = [gpu for gpu in device.visible_gpus() if gpu not in after] if new else []
+        if not left or (deadline is not None and time.monotonic() > deadline):
+            return _status(code, request, output, console)
+        say(console, f"run {request.run_id} goes on with {', '.join(left)}")
+
+
+def _judged(request: RunRequest, console: Console, deadline: float | None) -> tuple[int, str]:
+    """The exit code of one session, 0 if its time was over, and what it printed."""
     with tempfile.TemporaryFile("w+") as output:
         variables = os.environ | handed_on()
         if deadline is not None:
@@ -172,7 +189,7 @@ def _execute(request: RunRequest, console: Console, deadline: float | None) -> i
                 os.killpg(process.pid, signal.SIGKILL)
             code = _ended(process)
         output.seek(0)
-        return _status(0 if over else code, request, output.read(), console)
+        return 0 if over else code, output.read()
 
 
 def _session(program: starter.Program) -> starter.Process:

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from verify.cell.fork_server import CHILD, environment_of
-from verify.machine import leash, starter
+from verify.machine import device, leash, starter
 from verify.machine.extras import lacking
 from verify.machine.starter_process import leave
 
@@ -39,12 +39,14 @@ def main() -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if not starter.has(starter.CELLS):
         starter.start(starter.CELLS, CHILD, environment_of(()))
+    asked = device.ask_gpus()
     for module in _MODULES:
         import_module(module)
     # A campaign draws at its end, when there is something to draw.
     if _CAMPAIGN not in sys.argv and lacking("matplotlib") is None:
         import_module(_PICTURES)
     _prepare()
+    device.know_gpus(asked)
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all pages
     starter.begin(starter.JUDGES)

@@ -16,7 +16,7 @@ from rich.table import Table
 from references.attention import forward
 from references.definition import Attention
 from references.masks import Causal, Full, Lengths, Window
-from verify.campaign.run import worker_count
+from verify.campaign.gpus.placement import place_workers
 from verify.campaign.runner import RunRequest, evidence_of, execute
 from verify.campaign.targets import excludes_here
 from verify.cell.arena import Arena
@@ -38,7 +38,7 @@ def bench_suite(console: Console, seconds: float, workers: str, select: str = ""
     variants = [
         declaration for declaration in roster().declarations if excludes_here(declaration) is None
     ]
-    count = worker_count()
+    count = place_workers()
     _print_reference(console)
     if environment().device == "cuda":
         _print_builds(console, variants, count)

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from rich.table import Column, Table
 from rich.text import Text
 
+from verify.campaign.gpus import accounting
 from verify.campaign.runner import (
     CLEAN,
     FAILED,
@@ -144,6 +145,7 @@ def finish(
 ) -> int:
     """Print the results of a run that has ended, and return the exit code."""
     evidence = evidence_of(request)
+    _account(request)
     if status == USAGE or evidence is None or not evidence.verdicts:
         _print_errors(errors_of(request.directory))
         return status if status == USAGE else INFRASTRUCTURE
@@ -211,6 +213,7 @@ def _interrupted(request: RunRequest) -> int:
     A failure on record still counts.
     """
     evidence = evidence_of(request)
+    _account(request)
     cases = (
         0
         if evidence is None
@@ -231,6 +234,13 @@ def _interrupted(request: RunRequest) -> int:
         soft_wrap=True,
     )
     return FAILED if failed else INFRASTRUCTURE
+
+
+def _account(request: RunRequest) -> None:
+    """Count what each GPU did, and print it if there are several, or if one is quarantined."""
+    found = accounting.remember(request.directory)
+    if len(found) > 1 or any(each.quarantined for each in found):
+        console.print(accounting.table(found))
 
 
 def continue_command(run_id: str) -> str:

@@ -25,6 +25,10 @@ _QUERY = (
     "--query-gpu=index,uuid,name,compute_cap,driver_version",
     "--format=csv,noheader",
 )
+_ASK_MEMORY = ("nvidia-smi", "--query-gpu=uuid,memory.free", "--format=csv,noheader,nounits")
+_WHOLE = r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # a name, not the begin of one
+_PATIENCE = 60.0  # seconds for a question to another program
+_known: list[list[str]] | None = None
 _ASK_TORCH = (
     "import torch; p = torch.cuda.get_device_properties(0); print(f'{p.name},{p.major}.{p.minor}')"
 )
@@ -74,10 +78,63 @@ def cpu_slug(cpuinfo: str, name: str) -> str:
     return "-".join(["cpu", *words])
 
 
+def ask_gpus() -> subprocess.Popen[str] | None:
+    """Start nvidia-smi, which takes up to a second, for `know_gpus`; None if there is none."""
+    try:
+        return subprocess.Popen(
+            _QUERY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+    except OSError:
+        return None
+
+
+def know_gpus(asked: subprocess.Popen[str] | None) -> None:
+    """Remember what `ask_gpus` finds out, for this process and its forks."""
+    global _known
+    said = ""
+    if asked is not None:
+        with asked:
+            try:
+                said = asked.communicate(timeout=_PATIENCE)[0]
+            except subprocess.TimeoutExpired:
+                asked.kill()
+    _known = _rows(said)
+
+
 def gpus() -> list[str]:
     """The UUIDs of all GPUs of this machine, for CUDA_VISIBLE_DEVICES: CUDA and nvidia-smi number
     GPUs differently."""
     return [gpu[1] for gpu in _nvidia_smi()]
+
+
+def models() -> dict[str, str]:
+    """The names of this machine's GPUs, by their UUIDs."""
+    return {gpu[1]: gpu[2] for gpu in _nvidia_smi()}
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, in its order, as it may name them: by
+    UUIDs, whatever it holds now.
+
+    Without nvidia-smi, or for a number where the models differ, so that CUDA can number them
+    otherwise, an entry stays as it is.  An entry that names nothing ends the list, as in CUDA.
+    """
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if mask is None:
+        return gpus()
+    entries = [entry.strip() for entry in mask.split(",")]
+    if all(re.fullmatch(_WHOLE, entry) for entry in entries):
+        return entries
+    rows = _nvidia_smi()
+    alike = len({row[2] for row in rows}) < 2
+    found = []
+    for entry in entries:
+        named = _visible(rows, entry)
+        if not entry or entry.startswith("-") or (rows and not named):
+            break
+        plain = not named or entry.startswith("MIG-") or (entry.isdigit() and not alike)
+        found.append(entry if plain else named[0][1])
+    return found
 
 
 def gpus_for(worker: str) -> str | None:
@@ -87,19 +144,37 @@ def gpus_for(worker: str) -> str | None:
     The GPUs are those that the variable names now, or all.  None: it stays as it is.
     """
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not worker.startswith("gw"):
+    if not worker.startswith("gw") or (mask is not None and "," not in mask):
         return None
-    devices = gpus() if mask is None else mask.split(",")
+    devices = visible_gpus()
     if len(devices) < 2:
         return None
     own = devices.pop(int(worker[2:]) % len(devices))
     return ",".join([own, *devices])
 
 
+def own() -> str:
+    """The GPU that this process uses, the first visible one, by its UUID; "" if there is none, or
+    no nvidia-smi that knows it."""
+    found = visible_gpus()
+    return found[0] if found and gpus() else ""
+
+
 def uuid() -> str | None:
     """The UUID of the first GPU that CUDA_VISIBLE_DEVICES leaves visible, or None."""
     visible = _visible(_nvidia_smi(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return visible[0][1] if visible else None
+
+
+def free_memory() -> dict[str, int]:
+    """Bytes of memory that are free on each GPU of this machine, by its UUID; without those of
+    which nvidia-smi does not tell it.  No process gets a CUDA context for the question."""
+    rows = [line.split(",") for line in (_output(_ASK_MEMORY) or "").splitlines()]
+    return {
+        row[0].strip(): int(row[1]) << 20
+        for row in rows
+        if len(row) == 2 and row[1].strip().isdigit()
+    }
 
 
 @cache
@@ -166,9 +241,11 @@ def _gpu(visible: str | None) -> dict[str, Any] | None:
 
 
 def _nvidia_smi() -> list[list[str]]:
-    rows = [
-        [part.strip() for part in line.split(",")] for line in (_output(_QUERY) or "").splitlines()
-    ]
+    return _rows(_output(_QUERY)) if _known is None else _known
+
+
+def _rows(said: str | None) -> list[list[str]]:
+    rows = [[part.strip() for part in line.split(",")] for line in (said or "").splitlines()]
     return [row for row in rows if len(row) == 5]
 
 
@@ -195,7 +272,9 @@ def _visible(gpus: list[list[str]], visible: str | None) -> list[list[str]]:
 
 def _output(command: tuple[str, ...]) -> str | None:
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PATIENCE, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return process.stdout

@@ -12,7 +12,10 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+
+from verify.machine import device
 
 
 class Turns:
@@ -61,8 +64,7 @@ class Turns:
     @contextlib.contextmanager
     def _locked(self, what: str, kind: int) -> Iterator[None]:
         # Read late: a worker is forked first, and learns its GPU then.
-        first = os.environ.get("CUDA_VISIBLE_DEVICES", "all").partition(",")[0]
-        gpu = re.sub(r"[^0-9A-Za-z-]+", "_", first)
+        gpu = _named(os.environ.get("CUDA_VISIBLE_DEVICES"))
         name = f"verify-{os.getuid()}-{gpu[:80]}.{what}"
         path = Path(tempfile.gettempdir(), name)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -71,6 +73,14 @@ class Turns:
             yield
         finally:
             os.close(handle)
+
+
+@cache
+def _named(mask: str | None) -> str:
+    """The first GPU that this mask leaves visible; the same name, whether a mask holds its number,
+    its UUID or the begin of it, or there is no mask."""
+    first = device.own() or (mask or "all").partition(",")[0]
+    return re.sub(r"[^0-9A-Za-z-]+", "_", first)
 
 
 GPU = Turns()  # of the GPU that this process uses

@@ -11,6 +11,7 @@ import conftest
 from verify.machine import device
 
 _TWO = "0, GPU-aa, NVIDIA H100, 9.0, 580\n1, GPU-bb, NVIDIA H100, 9.0, 580\n"
+_UNLIKE = "0, GPU-aa, NVIDIA A100, 8.0, 580\n1, GPU-bb, NVIDIA H100, 9.0, 580\n"
 _ONE = "0, GPU-aa, NVIDIA H100, 9.0, 580\n"
 
 
@@ -19,8 +20,14 @@ _ONE = "0, GPU-aa, NVIDIA H100, 9.0, 580\n"
     [
         (_TWO, None, "gw0", "GPU-aa,GPU-bb"),
         (_TWO, None, "gw3", "GPU-bb,GPU-aa"),
-        (_TWO, "1,0", "gw0", "1,0"),
-        (_TWO, "1,0", "gw1", "0,1"),
+        (_TWO, "1,0", "gw0", "GPU-bb,GPU-aa"),
+        (_TWO, "1,0", "gw1", "GPU-aa,GPU-bb"),
+        (_TWO, "GPU-b,GPU-a", "gw1", "GPU-aa,GPU-bb"),
+        (_TWO, "MIG-x,MIG-y", "gw1", "MIG-y,MIG-x"),
+        (_TWO, "1,0,-1,1", "gw2", "GPU-bb,GPU-aa"),  # CUDA stops at -1
+        (_TWO, "1,7,0", "gw1", "1,7,0"),  # and sees one GPU here
+        (_UNLIKE, "1,0", "gw1", "0,1"),  # whose numbers CUDA can give otherwise
+        (None, "1,0", "gw1", "0,1"),
         (_TWO, "1", "gw1", "1"),
         (_TWO, "", "gw1", ""),
         (_TWO, None, "", None),

@@ -126,11 +126,11 @@ def test_nothing_else_counts_cores() -> None:
 
 
 def test_a_campaign_takes_the_cores_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verify.campaign import run
+    from verify.campaign.gpus import placement
     from verify.campaign.runner import RunRequest
 
-    monkeypatch.setattr(run.torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(run, "cores", lambda: 5)
-    assert run.worker_count() == 5
+    monkeypatch.setattr(placement.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(placement, "cores", lambda: 5)
+    assert placement.place_workers() == 5
     words = RunRequest(kernels=(Path("one.py"),)).arguments()
     assert words[words.index("-n") + 1] == "auto"

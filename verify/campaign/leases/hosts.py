@@ -35,9 +35,7 @@ def is_address(text: str) -> bool:
 
 def visible_gpus() -> list[str]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, or all of this machine."""
-    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = device.gpus()
-    return gpus if mask is None or not gpus else [each for each in mask.split(",") if each]
+    return device.visible_gpus() if device.gpus() else []
 
 
 def placed(count: int | None) -> list[dict[str, str]]:

@@ -118,7 +118,7 @@ class _Worker:
         failures = sorted(each.ref for each in roster.failures)
         return Hello(
             device=device.fingerprint(),
-            uuid=device.uuid() or "",
+            uuid=device.own(),
             units=tuple(map(_unit, self.session.items)),
             kernels=sha256(repr((hashes, failures)).encode()).hexdigest()[:12],
             sources=sources_hash(),

@@ -30,9 +30,9 @@ Request = Work | Check
 class Hello(msgspec.Struct, frozen=True):
     """What a session is, and what it can be asked.
 
-    device: `verify.machine.device.fingerprint()`.  uuid: of its GPU, or "".  kernels: a hash of
-    what their variants declare as their sources; sources: of the suite's files and of the files
-    that the command names.  unusable: why no kernel file loads, or "".
+    device: `verify.machine.device.fingerprint()`.  uuid: `verify.machine.device.own()`.  kernels: a
+    hash of what their variants declare as their sources; sources: of the suite's files and of the
+    files that the command names.  unusable: why no kernel file loads, or "".
     """
 
     device: dict[str, Any]
