@@ -2,7 +2,8 @@
 
 It runs `verify ARGUMENTS`, a command that takes --run-id, and prints when its stages were reached:
 seconds of wall clock, and of CPU time of all its processes up to then.  Below that, what each step
-of its cases took.  Linux only.
+of its cases took, and where the time of its workers went (`tests.harness.worker_times`).  Linux
+only.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.harness import worker_times
 from verify.cell.descendants import become_subreaper, children
 from verify.evidence import new_run_id
 from verify.evidence.strict_json import loads
@@ -76,14 +79,20 @@ def used(pid: int) -> float:
     return ticks * _TICK
 
 
-def measure(arguments: list[str]) -> tuple[dict[str, tuple[float, float]], dict[str, float], int]:
+def measure(
+    arguments: list[str], folder: Path
+) -> tuple[dict[str, tuple[float, float]], dict[str, float], int]:
     """Run `verify` with these arguments; returns the stages, the seconds by step, and the number of
-    cases."""
+    cases.
+
+    folder: where the workers write where their time went.
+    """
     become_subreaper()
     run = new_run_id()
     watch = Watch(state_directory() / "runs" / run)
     command = [sys.executable, "-m", "verify", *arguments, "--run-id", run]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    plugin = {"PYTEST_PLUGINS": worker_times.__name__, worker_times.FOLDER: str(folder)}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | plugin)
     while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         watch.look()
         time.sleep(_POLL)
@@ -109,13 +118,18 @@ def steps_of(directory: Path) -> tuple[dict[str, float], int]:
 
 def main(arguments: list[str]) -> None:
     """Print the figures of one command."""
-    stages, steps, cases = measure(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        stages, steps, cases = measure(arguments, Path(folder))
+        times = worker_times.table(Path(folder), cases)
     print("   wall s    CPU s")
     for stage, (wall, cpu) in stages.items():
         print(f"{wall:9.2f}{cpu:9.2f}  {stage}")
-    print(f"{cases} cases, milliseconds of each:")
+    begun, end = (stages.get(stage, (0.0, 0.0))[0] for stage in (BEGUN, END))
+    rate = cases / max(end - begun, 1e-9)
+    print(f"{cases} cases, {rate:.1f} a second from the first to the end, milliseconds of each:")
     for step, seconds in sorted(steps.items(), key=lambda pair: -pair[1]):
         print(f"{1e3 * seconds / max(cases, 1):9.2f}  {step}")
+    print(times)
 
 
 if __name__ == "__main__":

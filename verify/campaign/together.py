@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from verify.campaign.targets import Target
 from verify.judging.kept_scores import keeping
@@ -20,48 +19,33 @@ from verify.machine.settings import SIBLINGS
 from verify.oracles import groups
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
-from verify.problem.inputs import Inputs
 from verify.tolerance.forward import ForwardArithmetic, resolve
 
 # Groups whose oracles ask the truth of a case's own problem before they ask anything else.
-STACKED = frozenset({"accuracy"})
+STACKED = frozenset({"accuracy", "gradients"})
 
 
-@dataclass
-class Prepared:
-    """What is known of a case before it is judged: its inputs, and truths."""
-
-    inputs: Inputs
-    asked: Asked
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def give(self, trial: Trial) -> None:
-        """Let a trial of the same case use it."""
-        trial.__dict__.update(inputs=self.inputs, expanded=self.asked.inputs)
-        trial.answers += self.asked.answers
-        for seconds in (self.seconds, self.asked.clock.seconds):
-            for name, spent in seconds.items():
-                trial.clock.add(name, spent)
-
-
-def prepare(trials: Sequence[Trial]) -> dict[str, Prepared]:
-    """What can be computed together for these trials, by the name of the problem.
-
-    Nothing for a trial whose inputs or arithmetic raise: they will raise again when it is judged.
-    """
-    found: dict[str, Prepared] = {}
+def prepare(trials: Sequence[Trial]) -> list[Trial]:
+    """Compute together what can be for these trials, and give each its part; returns those whose
+    inputs and arithmetic do not raise.  The others will raise again when they are judged."""
+    asked: list[tuple[Trial, Asked]] = []
     for trial in trials:
         try:
-            asked = Asked(trial.problem, trial.expanded, _questions(trial))
+            asked.append((trial, Asked(trial.problem, trial.expanded, _questions(trial))))
         except (ValueError, RuntimeError):
             continue
-        found[trial.problem.name] = Prepared(trial.inputs, asked, trial.clock.seconds)
-    answer([prepared.asked for prepared in found.values()])
-    return found
+    answer([each for _, each in asked])
+    for trial, each in asked:
+        trial.answers += each.answers
+        for name, spent in each.clock.seconds.items():
+            trial.clock.add(name, spent)
+    return [trial for trial, _ in asked]
 
 
 def _questions(trial: Trial) -> list[list[ForwardArithmetic]]:
     """The arithmetics that the oracles of a forward's accuracy ask about."""
+    if trial.entry == "backward":
+        return []
     questions = [trial.asked_arithmetics]
     p, declaration = trial.problem, trial.declaration
     if declaration.undeclared:
