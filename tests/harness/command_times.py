@@ -79,11 +79,26 @@ def used(pid: int) -> float:
     return ticks * _TICK
 
 
-def measure(
-    arguments: list[str], folder: Path
-) -> tuple[dict[str, tuple[float, float]], dict[str, float], int]:
-    """Run `verify` with these arguments; returns the stages, the seconds by step, and the number of
-    cases.
+@dataclass(frozen=True)
+class Cases:
+    """The cases of a run: how many, the seconds of each step of all of them, and when each had its
+    last verdict, in seconds since the epoch."""
+
+    count: int
+    steps: dict[str, float]
+    ends: list[float]
+
+    @property
+    def rate(self) -> float:
+        """Cases a second in the second half of the time from the first verdict to the last: without
+        the start."""
+        begun, end = min(self.ends, default=0.0), max(self.ends, default=0.0)
+        middle = (begun + end) / 2
+        return sum(each > middle for each in self.ends) / max(end - middle, 1e-9)
+
+
+def measure(arguments: list[str], folder: Path) -> tuple[dict[str, tuple[float, float]], Cases]:
+    """Run `verify` with these arguments; returns the stages, and the cases.
 
     folder: where the workers write where their time went.
     """
@@ -99,36 +114,38 @@ def measure(
     watch.look()
     watch.end()
     process.wait()
-    return watch.stages, *steps_of(watch.directory)
+    return watch.stages, cases_of(watch.directory)
 
 
-def steps_of(directory: Path) -> tuple[dict[str, float], int]:
-    """Seconds by step of all cases of a run, and their number."""
+def cases_of(directory: Path) -> Cases:
+    """The cases of a run."""
     spent: dict[str, dict[str, float]] = {}
+    ends: dict[str, float] = {}
     for path in directory.glob("*.jsonl"):
         for line in path.read_text(encoding="utf-8").splitlines():
             record = loads(line)
             if record["kind"] == "verdict":
                 spent[record["case"]] = record["seconds"]
+                ends[record["case"]] = record["time"]
     steps: Counter[str] = Counter()
     for seconds in spent.values():
         steps.update(seconds)
-    return dict(steps), len(spent)
+    return Cases(len(spent), dict(steps), list(ends.values()))
 
 
 def main(arguments: list[str]) -> None:
     """Print the figures of one command."""
     with tempfile.TemporaryDirectory() as folder:
-        stages, steps, cases = measure(arguments, Path(folder))
-        times = worker_times.table(Path(folder), cases)
+        stages, cases = measure(arguments, Path(folder))
+        times = worker_times.table(Path(folder), cases.count)
     print("   wall s    CPU s")
     for stage, (wall, cpu) in stages.items():
         print(f"{wall:9.2f}{cpu:9.2f}  {stage}")
-    begun, end = (stages.get(stage, (0.0, 0.0))[0] for stage in (BEGUN, END))
-    rate = cases / max(end - begun, 1e-9)
-    print(f"{cases} cases, {rate:.1f} a second from the first to the end, milliseconds of each:")
-    for step, seconds in sorted(steps.items(), key=lambda pair: -pair[1]):
-        print(f"{1e3 * seconds / max(cases, 1):9.2f}  {step}")
+    print(
+        f"{cases.count} cases, {cases.rate:.1f} a second in the second half; milliseconds of each:"
+    )
+    for step, seconds in sorted(cases.steps.items(), key=lambda pair: -pair[1]):
+        print(f"{1e3 * seconds / max(cases.count, 1):9.2f}  {step}")
     print(times)
 
 

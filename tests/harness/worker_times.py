@@ -1,11 +1,11 @@
-"""Where the time of a campaign's workers goes: a plugin of pytest that `tests.harness.command_times`
-gives to all processes of a command (PYTEST_PLUGINS).
+"""Where the time of a campaign's workers goes: a plugin of pytest.  `tests.harness.command_times`
+gives it to all processes of a command (PYTEST_PLUGINS).
 
 Each worker keeps a stack of spans.  A second counts for the innermost span alone, so the spans of a
 worker add up to its life.  The functions that are spans are replaced when pytest begins; the
 product knows nothing of them.  `kernel process` and `waits for the device` are what a kernel
-process says of its own time (`verify.cell.child`).  The parts of a message that are neither are the
-way to it and back, and the turns of the processes on the machine's cores.
+process says of its own time (`verify.cell.child`).  What a message takes beyond that is its way
+there and back, and the time until a process that is ready has a core.
 """
 
 from __future__ import annotations
@@ -166,14 +166,16 @@ def _install() -> None:
     asked, shared = Cell._ask, Turns.shared
 
     def ask(self: Cell, *args: Any, **more: Any) -> Reply:
-        with spans.within("message"):
+        message = f"message {args[0]['op']!r}: its way, cores"
+        with spans.within(message):
             reply = asked(self, *args, **more)
         spent = reply.data.get("spent")
         if isinstance(spent, list):
             wall, cpu, awaited = spent
-            spans.move("message", _INSIDE, wall - awaited, cpu)
-            spans.move("message", _DEVICE, awaited)
-            spans.calls[_INSIDE] += 1
+            spans.move(message, _INSIDE, wall - awaited, cpu)
+            spans.move(message, _DEVICE, awaited)
+        if time.monotonic() - spans.written > _WRITTEN:
+            spans.write()
         return reply
 
     @contextlib.contextmanager
@@ -204,10 +206,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     with spans.within("pytest's protocol"):
-        result = yield
-    if time.monotonic() - spans.written > _WRITTEN:
-        spans.write()
-    return result
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -229,7 +228,9 @@ def table(folder: Path, cases: int) -> str:
         json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("gw*.json"))
     ] or [json.loads((folder / "main.json").read_text(encoding="utf-8"))]
     count = len(workers)
-    sums: dict[str, dict[str, float]] = {key: defaultdict(float) for key in ("wall", "cpu", "calls")}
+    sums: dict[str, dict[str, float]] = {
+        key: defaultdict(float) for key in ("wall", "cpu", "calls")
+    }
     for worker in workers:
         for key, sum_ in sums.items():
             for name, value in worker[key].items():

@@ -18,7 +18,7 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 from verify.bundle import published
 from verify.campaign.layout_diagnosis import Layouts
 from verify.campaign.targets import Target
-from verify.campaign.together import STACKED, prepare
+from verify.campaign.together import STACKED, prepare, prepare_gradients
 from verify.cell.arena import Arena
 from verify.cell.discovery import environment
 from verify.cell.process import Cell, ForkServer
@@ -42,7 +42,7 @@ from verify.variant import Declaration
 # and a fresh one has to import and warm up again.
 _MAX_CELLS = {"cuda": 3, "cpu": 12}
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # malloc.h
-_AHEAD = 16  # cases that are launched before the first of them is judged
+_AHEAD = 32  # cases that are launched before the first of them is judged
 _BEST_EVERY = 8  # one case in 8 also gets the bound of the best arithmetic, for the report
 
 
@@ -94,21 +94,15 @@ class Judge:
     ) -> Generator[list[Verdict], None, None]:
         """Judge cases one after the other, as `judge` does, when they are asked for.
 
-        References and bounds of those with one shape are computed together, before the first.  The
-        first launches of `_AHEAD` cases are made by few messages; cases that were launched are
-        judged even if the caller stops.
+        Of `_AHEAD` cases the first launches are made by few messages, and references and bounds of
+        those with one shape are computed together, before the first is judged.  Cases that were
+        launched are judged even if the caller stops.
         """
-        known: dict[str, Trial] = {}
-        if len(problems) > 1 and target.group in STACKED:
-            fresh = [p for p in problems if not self._standing(_case(target, p), target)]
-            trials = prepare([self._trial(target, problem) for problem in fresh])
-            known = {trial.problem.name: trial for trial in trials}
         for start in range(0, len(problems), _AHEAD):
             part = problems[start : start + _AHEAD]
-            ahead = {p.name: known.pop(p.name) for p in part if p.name in known}
-            for trial in ahead.values():
-                self.recorder.begin(_case(target, trial.problem).id, phase, target.declaration.ref)
-            launch(each for trial in ahead.values() for each in _launches(target, trial))
+            ahead: dict[str, Trial] = {}
+            if len(part) > 1 and target.group in STACKED:
+                ahead = {t.problem.name: t for t in self._begun(target, part, phase)}
             try:
                 for problem in part:
                     yield self.judge(target, problem, phase, ahead.pop(problem.name, None))
@@ -116,6 +110,17 @@ class Judge:
                 for trial in ahead.values():
                     self.judge(target, trial.problem, phase, trial)
                 raise
+
+    def _begun(self, target: Target, problems: Sequence[Problem], phase: Phase) -> list[Trial]:
+        """Trials that are launched and have what could be computed together; their begin is on
+        record."""
+        fresh = [p for p in problems if not self._standing(_case(target, p), target)]
+        trials = prepare([self._trial(target, problem) for problem in fresh])
+        for trial in trials:
+            self.recorder.begin(_case(target, trial.problem).id, phase, target.declaration.ref)
+        launch(each for trial in trials for each in _launches(target, trial))
+        prepare_gradients(trials)
+        return trials
 
     def judge(
         self,

@@ -8,12 +8,15 @@ numbers that each would get alone (`verify.judging.stacked`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 
 from verify.campaign.targets import Target
+from verify.judging import stacked_gradients
 from verify.judging.kept_scores import keeping
 from verify.judging.stacked import Asked, answer
+from verify.judging.stacked_gradients import AskedGradients
 from verify.judging.trial import Trial
 from verify.machine.settings import SIBLINGS
 from verify.oracles import groups
@@ -21,7 +24,7 @@ from verify.problem import Problem
 from verify.problem.distributions import ordinary
 from verify.tolerance.forward import ForwardArithmetic, resolve
 
-# Groups whose oracles ask the truth of a case's own problem before they ask anything else.
+# Groups whose oracles ask the truth and gradients of a case's own problem before anything else.
 STACKED = frozenset({"accuracy", "gradients"})
 
 
@@ -42,10 +45,30 @@ def prepare(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial, _ in asked]
 
 
+def prepare_gradients(trials: Sequence[Trial]) -> None:
+    """Compute together what can be of the gradients of these trials whose forward has saved O and
+    LSE, and give each its part."""
+    asked: list[tuple[Trial, AskedGradients]] = []
+    for trial in trials:
+        if trial.entry == "backward" and (trial.own_softmax or _has_saved(trial)):
+            with contextlib.suppress(ValueError, RuntimeError):  # it will be raised again
+                asked.append((trial, AskedGradients(trial.gradient_question)))
+    stacked_gradients.answer([each for _, each in asked])
+    for trial, each in asked:
+        trial.gradient_answers += each.answers
+        for name, spent in each.clock.seconds.items():
+            trial.clock.add(name, spent)
+
+
+def _has_saved(trial: Trial) -> bool:
+    saved = trial.launches.get("saved")
+    return saved is not None and saved.reply.ok and saved.damage is None
+
+
 def _questions(trial: Trial) -> list[list[ForwardArithmetic]]:
-    """The arithmetics that the oracles of a forward's accuracy ask about."""
-    if trial.entry == "backward":
-        return []
+    """The arithmetics of a forward that the oracles of accuracy and of gradients ask about."""
+    if trial.entry == "backward":  # of the O and LSE that were saved
+        return [[trial.arithmetic.without_interval, *trial.asked_arithmetics[1:]]]
     questions = [trial.asked_arithmetics]
     p, declaration = trial.problem, trial.declaration
     if declaration.undeclared:

@@ -15,14 +15,15 @@ from verify.cell.arena import Arena, Plan, negated, plan, side_by_side, torch_dt
 from verify.cell.concurrent import LAUNCHES
 from verify.cell.process import Cell, Reply
 from verify.cell.ways import SHARED
+from verify.judging.gradient_truth import GradientAnswer, GradientQuestion
 from verify.judging.history import Hearing
 from verify.judging.launch import Launch
-from verify.judging.truth import Answer, Clock, Kept, Truth, compute_truth, on_device
+from verify.judging.truth import Answer, Clock, Kept, Truth, compute_truth
 from verify.problem import Problem
 from verify.problem.inputs import Inputs, dequantised, dout, tensors
 from verify.tolerance import backward
 from verify.tolerance import forward as tolerance
-from verify.tolerance.backward import GradientTruth
+from verify.tolerance.backward import GradientArithmetic, GradientTruth, OwnForward
 from verify.tolerance.forward import ForwardArithmetic
 from verify.variant import Config, Declaration, GradientNumerics, Numerics
 
@@ -55,6 +56,7 @@ class Trial:
     launches: dict[str, Launch] = field(default_factory=dict)
     # truths that were computed together with those of other cases
     answers: list[Answer] = field(default_factory=list)
+    gradient_answers: list[GradientAnswer] = field(default_factory=list)
     _plans: dict[str, Plan | Reply] = field(default_factory=dict)
     _beside: dict[str, Trial] = field(default_factory=dict)
 
@@ -218,6 +220,7 @@ class Trial:
                 notes={},
                 launches={},
                 answers=[],
+                gradient_answers=[],
                 _plans={},
                 _beside={},
             )
@@ -416,29 +419,48 @@ class Trial:
         return self._gradients(declared, intervals=True)
 
     def _gradients(self, declared: GradientNumerics, *, intervals: bool) -> GradientTruth:
-        p = self.problem
-        exact = declared.softmax.source == "own"
-        start = (self.truth.out, self.truth.lse) if exact else self.start
-        resolved = backward.resolve(declared, self.config, p, self.arch)
-        arithmetics = [replace(resolved, intervals=intervals)]
-        if self.with_best:
-            arithmetics.append(backward.resolve(backward.BEST, self.config, p, self.arch))
-
-        unknown = self.declaration.undeclared
-        if unknown:
-            arithmetics[0] = backward.anyhow(arithmetics[0])
-
-        def compute(device: torch.device) -> GradientTruth:
-            q, k, v = (tensor.to(device) for tensor in self.expanded)
-            dout, out, lse = (tensor.to(device) for tensor in (self.dout, *start))
-            bounds = (self.truth.out_bound, self.truth.lse_bound) if unknown else ()
-            made = backward.OwnForward(*(x.to(device) for x in bounds)) if unknown else None
-            return backward.gradient_truth(
-                p, q, k, v, dout, out, lse, *arithmetics, unknown=made
-            ).to("cpu")
-
+        arithmetics = self._gradient_arithmetics(declared, intervals=intervals)
+        for answer in self.gradient_answers:
+            if answer.arithmetics == arithmetics:
+                return answer.truth
+        question = self._gradient_question(declared, arithmetics)
         with self.clock.timed("bound"):
-            return on_device(3 * p.pairs * (p.head_dim + p.head_dim_v), compute)
+            return question.computed()
+
+    @property
+    def gradient_question(self) -> GradientQuestion:
+        """That of `known_gradients`."""
+        declared = self.declaration.gradients
+        assert declared is not None
+        return self._gradient_question(
+            declared, self._gradient_arithmetics(declared, intervals=True)
+        )
+
+    def _gradient_arithmetics(
+        self, declared: GradientNumerics, *, intervals: bool
+    ) -> tuple[GradientArithmetic, ...]:
+        """The declared arithmetic and with `with_best` also the best one."""
+        resolved = backward.resolve(declared, self.config, self.problem, self.arch)
+        resolved = replace(resolved, intervals=intervals)
+        if self.declaration.undeclared:
+            resolved = backward.anyhow(resolved)
+        if not self.with_best:
+            return (resolved,)
+        return resolved, backward.resolve(backward.BEST, self.config, self.problem, self.arch)
+
+    def _gradient_question(
+        self, declared: GradientNumerics, arithmetics: tuple[GradientArithmetic, ...]
+    ) -> GradientQuestion:
+        exact = declared.softmax.source == "own"
+        truth = self.truth if self.declaration.undeclared else None
+        return GradientQuestion(
+            self.problem,
+            self.expanded,
+            self.dout,
+            (self.truth.out, self.truth.lse) if exact else self.start,
+            arithmetics,
+            None if truth is None else OwnForward(truth.out_bound, truth.lse_bound),
+        )
 
     def natural_lse(self, lse: Tensor) -> Tensor:
         """A raw LSE as an fp64 natural logarithm."""

@@ -66,8 +66,9 @@ class Turns:
             if not most or self._seat >= 0:
                 yield
                 return
-            worker = re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or str(os.getpid())
-            self._seat = self._take(f"seat{int(worker) % most}", fcntl.LOCK_EX)
+            worker = re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", ""))
+            number = int(worker) if worker else os.getpid()
+            self._seat = self._take(f"seat{number % most}", fcntl.LOCK_EX)
             try:
                 yield
             finally:
