@@ -21,10 +21,8 @@ from verify.evidence import Recorder, Verdict, load
 from verify.problem import Problem
 
 PROBLEM = Problem(
-    heads_q=2, heads_kv=2, seqlen_q=11, seqlen_kv=40, head_dim=16, dtype="bfloat16", seed=8
+    heads_q=2, heads_kv=2, seqlen_q=11, seqlen_kv=40, head_dim=16, dtype="float32", seed=0
 )
-PROBLEMS = [PROBLEM.but(seed=n << 3) for n in range(1, 4)]
-PROBLEMS.insert(1, PROBLEM.but(distribution="large_logits"))
 _CLOSE = 1e-9  # of a measure, which is made of fp64 numbers in another order
 
 
@@ -39,9 +37,16 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Jud
     try:
         declaration = roster([ROOT / "kernels" / "torch" / request.param]).declarations[0]
         group = "gradients" if "backward" in declaration.entries else "accuracy"
-        yield judge, Target(declaration, declaration.configs[0], "bfloat16", group)
+        dtype = declaration.support.dtypes[0]
+        yield judge, Target(declaration, declaration.configs[0], dtype, group)
     finally:
         judge.close()
+
+
+def problems_of(target: Target) -> list[Problem]:
+    """Of one shape."""
+    found = [PROBLEM.but(dtype=target.dtype, seed=n << 3) for n in range(1, 4)]
+    return [*found, found[0].but(distribution="large_logits")]
 
 
 def differences(mine: Verdict, other: Verdict) -> Iterator[str]:
@@ -68,32 +73,34 @@ def test_each_case_has_the_verdicts_that_it_has_alone(
         messages[message["op"]] += 1
         return asked(cell, message, *rest, **more)
 
-    judge.judge(target, PROBLEM)  # what the first launch of a process loads
+    problems = problems_of(target)
+    judge.judge(target, problems[0].but(seed=80))  # what the first launch of a process loads
     monkeypatch.setattr(Cell, "_ask", counted)
     monkeypatch.setattr(
         together.stacked_gradients, "answer", lambda cases: stacks.append(answer(cases))
     )
-    found = list(judge.judge_together(target, PROBLEMS))
+    found = list(judge.judge_together(target, problems))
     declared = target.declaration.gradients
     saves = declared is not None and declared.softmax.source != "own"
     assert messages["several"] == 1 + saves  # what forwards save, then the launches on trial
-    assert messages["run"] == len(PROBLEMS)  # each with inputs that cannot be written
-    assert stacks == [len(PROBLEMS) if backward else 0]
-    alone = [judge.judge(target, problem) for problem in PROBLEMS]
+    assert messages["run"] == len(problems)  # each with inputs that cannot be written
+    assert stacks == [len(problems) if backward else 0]
+    alone = [judge.judge(target, problem) for problem in problems]
     pairs = [pair for both in zip(found, alone, strict=True) for pair in zip(*both, strict=True)]
     assert [text for mine, other in pairs for text in differences(mine, other)] == []
     assert "fail" not in {mine.outcome for mine, _ in pairs}
-    assert len({mine.case for mine, _ in pairs}) == len(PROBLEMS)
+    assert len({mine.case for mine, _ in pairs}) == len(problems)
 
 
 def test_what_was_begun_is_judged_when_its_caller_stops(
     opened: tuple[Judge, Target], tmp_path: Path
 ) -> None:
     judge, target = opened
-    judging = judge.judge_together(target, PROBLEMS)
+    problems = problems_of(target)
+    judging = judge.judge_together(target, problems)
     next(judging)
     begun = load(tmp_path)
-    assert len(begun.lost) == len(PROBLEMS) - 1
+    assert len(begun.lost) == len(problems) - 1
     judging.close()
     assert not load(tmp_path).lost
-    assert {v.problem for v in load(tmp_path).verdicts} == {p.name for p in PROBLEMS}
+    assert {v.problem for v in load(tmp_path).verdicts} == {p.name for p in problems}
