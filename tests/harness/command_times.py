@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.harness import worker_times
+from verify.campaign.runner import interruptible
 from verify.cell.descendants import become_subreaper, children
 from verify.evidence import new_run_id
 from verify.evidence.strict_json import loads
@@ -108,9 +109,13 @@ def measure(arguments: list[str], folder: Path) -> tuple[dict[str, tuple[float, 
     command = [sys.executable, "-m", "verify", *arguments, "--run-id", run]
     plugin = {"PYTEST_PLUGINS": worker_times.__name__, worker_times.FOLDER: str(folder)}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | plugin)
-    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        watch.look()
-        time.sleep(_POLL)
+    try:
+        with interruptible():
+            while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                watch.look()
+                time.sleep(_POLL)
+    except KeyboardInterrupt:  # what there is until now is shown
+        process.terminate()
     watch.look()
     watch.end()
     process.wait()

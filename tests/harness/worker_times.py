@@ -226,8 +226,10 @@ def table(folder: Path, cases: int) -> str:
     """What all workers of a run have counted: means of a worker, and of a case, in lines."""
     workers = [
         json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("gw*.json"))
-    ] or [json.loads((folder / "main.json").read_text(encoding="utf-8"))]
+    ] or [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("main.json")]
     count = len(workers)
+    if not count:
+        return "no worker has begun"
     sums: dict[str, dict[str, float]] = {
         key: defaultdict(float) for key in ("wall", "cpu", "calls")
     }

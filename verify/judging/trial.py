@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from verify.cell.arena import Arena, Plan, negated, plan, side_by_side, torch_dtype, workspace_limit
+from verify.cell.arena import Arena, Plan, negated, side_by_side
 from verify.cell.concurrent import LAUNCHES
 from verify.cell.process import Cell, Reply
 from verify.cell.ways import SHARED
+from verify.judging.buffers import plan_of
 from verify.judging.gradient_truth import GradientAnswer, GradientQuestion
 from verify.judging.history import Hearing
 from verify.judging.launch import Launch
@@ -28,8 +29,6 @@ from verify.tolerance.forward import ForwardArithmetic
 from verify.variant import Config, Declaration, GradientNumerics, Numerics
 
 T = TypeVar("T")
-
-_MOST_MEMORY = 8 << 30  # bytes of one run's buffers
 
 
 @dataclass
@@ -70,48 +69,8 @@ class Trial:
         """The layout of an entry's buffers (one of `verify.variant.RUNS`), or the reply if its
         request for workspaces failed."""
         if entry not in self._plans:
-            self._plans[entry] = self._plan(entry)
+            self._plans[entry] = plan_of(self, entry)
         return self._plans[entry]
-
-    def _plan(self, entry: str) -> Plan | Reply:
-        def laid_out(workspace: Mapping[str, tuple[tuple[int, ...], str]]) -> Plan:
-            kind = "backward" if entry == "backward" else "forward"
-            lse = kind == "backward" or self.declaration.contract.lse is not None
-            return plan(self.problem, lse=lse, workspace=workspace, entry=kind)
-
-        layout = laid_out({})
-        if entry not in self.declaration.workspaces:
-            return layout
-        reply = self.hearing.ask(
-            self.cell,
-            lambda: self.cell.workspace(self.declaration.path, self.request(entry, layout)),
-        )
-        # the run will refuse too, with buffers that can be checked
-        if reply.status == "unsupported":
-            return layout
-        if not reply.ok:
-            return reply
-        try:
-            wanted = {
-                name: (tuple(shape), dtype)
-                for name, (shape, dtype) in reply.data["workspace"].items()
-            }
-            taken = sum(
-                math.prod(shape) * torch_dtype(dtype).itemsize for shape, dtype in wanted.values()
-            )
-            most = workspace_limit(self.problem)
-            if taken > most:
-                return Reply(
-                    "breach",
-                    f"workspace: {taken} bytes for this problem, at most {most}"
-                    " (docs/adding-a-kernel.md)",
-                )
-            found = laid_out(wanted)
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            return Reply("breach", f"workspace: {type(error).__name__}: {error}")
-        if found.size > _MOST_MEMORY or any(n < 0 for shape, _ in wanted.values() for n in shape):
-            return Reply("breach", f"workspace: {wanted} cannot be had")
-        return found
 
     @property
     def first(self) -> Launch:
