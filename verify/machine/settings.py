@@ -145,7 +145,8 @@ SETTINGS = (
         "count",
         "0",
         "How many cases of the same shape, with other values, are judged beside each drawn problem"
-        " of random accuracy; their references and bounds are computed together"
+        " of random accuracy and gradients; they share messages to the kernel process, and their"
+        " references and bounds are computed together"
         " ([performance.md](../performance.md#many-cases-at-once)).",
     ),
     Setting(
