@@ -27,6 +27,7 @@ from verify.evidence.strict_json import loads
 from verify.machine.places import state_directory
 
 _POLL = 0.02  # seconds
+_PATIENCE = 3.0  # seconds for a command that is told to end
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 LOADED, BEGUN, JUDGED = "kernels loaded", "first case begun", "first verdict"
 CONVICTED, END = "first conviction", "end"
@@ -116,6 +117,9 @@ def measure(arguments: list[str], folder: Path) -> tuple[dict[str, tuple[float, 
                 time.sleep(_POLL)
     except KeyboardInterrupt:  # what there is until now is shown
         process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE)
+        process.kill()
     watch.look()
     watch.end()
     process.wait()
