@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from verify.cell.arena import Plan, plan, torch_dtype, workspace_limit
 from verify.cell.process import Reply
-
-if TYPE_CHECKING:
-    from verify.judging.trial import Trial
+from verify.problem import Problem
 
 _MOST_MEMORY = 8 << 30  # bytes of one run's buffers
 
 
-def plan_of(trial: Trial, entry: str) -> Plan | Reply:
-    """The layout of an entry's buffers (one of `verify.variant.RUNS`), or the reply if its request
-    for workspaces failed, or asks for what cannot be had."""
+def plan_of(
+    problem: Problem, entry: str, lse: bool, ask: Callable[[Plan], Reply] | None
+) -> Plan | Reply:
+    """The layout of an entry's buffers (one of `verify.variant.RUNS`), or the reply if the request
+    for workspaces failed, or asks for what cannot be had.
+
+    lse: whether a forward has one.  ask: asks for the workspaces of an entry that wants any, given
+    the layout of all else.
+    """
 
     def laid_out(workspace: Mapping[str, tuple[tuple[int, ...], str]]) -> Plan:
         kind = "backward" if entry == "backward" else "forward"
-        lse = kind == "backward" or trial.declaration.contract.lse is not None
-        return plan(trial.problem, lse=lse, workspace=workspace, entry=kind)
+        return plan(problem, lse=lse or kind == "backward", workspace=workspace, entry=kind)
 
     layout = laid_out({})
-    if entry not in trial.declaration.workspaces:
+    if ask is None:
         return layout
-    reply = trial.hearing.ask(
-        trial.cell,
-        lambda: trial.cell.workspace(trial.declaration.path, trial.request(entry, layout)),
-    )
+    reply = ask(layout)
     # the run will refuse too, with buffers that can be checked
     if reply.status == "unsupported":
         return layout
@@ -43,7 +42,7 @@ def plan_of(trial: Trial, entry: str) -> Plan | Reply:
         taken = sum(
             math.prod(shape) * torch_dtype(dtype).itemsize for shape, dtype in wanted.values()
         )
-        most = workspace_limit(trial.problem)
+        most = workspace_limit(problem)
         if taken > most:
             return Reply(
                 "breach",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
@@ -69,8 +69,16 @@ class Trial:
         """The layout of an entry's buffers (one of `verify.variant.RUNS`), or the reply if its
         request for workspaces failed."""
         if entry not in self._plans:
-            self._plans[entry] = plan_of(self, entry)
+            ask = partial(self._workspaces, entry) if entry in self.declaration.workspaces else None
+            lse = self.declaration.contract.lse is not None
+            self._plans[entry] = plan_of(self.problem, entry, lse, ask)
         return self._plans[entry]
+
+    def _workspaces(self, entry: str, where: Plan) -> Reply:
+        request = self.request(entry, where)
+        return self.hearing.ask(
+            self.cell, lambda: self.cell.workspace(self.declaration.path, request)
+        )
 
     @property
     def first(self) -> Launch:
