@@ -42,7 +42,8 @@ def main(path: Path, dtype: str, seconds: float, number: int, apart: bool) -> No
         judge = Judge(Recorder(Path(folder), "main"))
         try:
             declaration = roster([path], judge.fork_server).declarations[0]
-            target = Target(declaration, declaration.configs[0], dtype, "accuracy")
+            group = "gradients" if "backward" in declaration.entries else "accuracy"
+            target = Target(declaration, declaration.configs[0], dtype, group)
             problems = draws(target.problems, _DRAWN, abs(number))
             list(judge.judge_together(target, problems[:1]))  # warm: the cell, the device
             _measure(judge, target, problems[1:], seconds, apart)

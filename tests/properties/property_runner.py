@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -164,15 +165,15 @@ def _judged(
     else:
         others = [] if search.values is None else like(target, problem, search.values)
     problems = [problem, *others]
-    verdicts = judge.judge_together(target, problems, phase)
-    for number, found in enumerate(verdicts, 1):
-        failing = judge.unexpected_failures(found)
-        if failing:
-            own = problems[number - 1]
-            search.values = (own.distribution, own.seed) if number > 1 else search.values
-            return number, failing
-        if halt.over():
-            return number, []
+    with contextlib.closing(judge.judge_together(target, problems, phase)) as verdicts:
+        for number, found in enumerate(verdicts, 1):
+            failing = judge.unexpected_failures(found)
+            if failing:
+                own = problems[number - 1]
+                search.values = (own.distribution, own.seed) if number > 1 else search.values
+                return number, failing
+            if halt.over():
+                return number, []
     return len(problems), []
 
 

@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,7 +18,7 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 from verify.bundle import published
 from verify.campaign.layout_diagnosis import Layouts
 from verify.campaign.targets import Target
-from verify.campaign.together import STACKED, Prepared, prepare
+from verify.campaign.together import STACKED, prepare, prepare_gradients
 from verify.cell.arena import Arena
 from verify.cell.discovery import environment
 from verify.cell.process import Cell, ForkServer
@@ -31,7 +31,7 @@ from verify.judging.run_checks import held
 from verify.judging.together import Wanted, launch
 from verify.judging.trial import Trial
 from verify.machine.cores import threads
-from verify.oracles import files_of, groups, leading_oracle, of_group
+from verify.oracles import Oracle, files_of, groups, leading_oracle, of_group
 from verify.problem import Problem
 from verify.problem.case import Case, replay_command
 from verify.problem.coverage import coverage_bins
@@ -42,6 +42,7 @@ from verify.variant import Declaration
 # and a fresh one has to import and warm up again.
 _MAX_CELLS = {"cuda": 3, "cpu": 12}
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # malloc.h
+_AHEAD = 32  # cases that are launched before the first of them is judged
 _BEST_EVERY = 8  # one case in 8 also gets the bound of the best arithmetic, for the report
 
 
@@ -90,37 +91,58 @@ class Judge:
 
     def judge_together(
         self, target: Target, problems: Sequence[Problem], phase: Phase = "generate"
-    ) -> Iterator[list[Verdict]]:
-        """Judge cases one after the other, as `judge` does, when they are asked for; references and
-        bounds of those with one shape are computed together, before the first."""
-        known: dict[str, Prepared] = {}
-        if len(problems) > 1 and target.group in STACKED:
-            known = prepare([self._trial(target, problem) for problem in problems])
-        for problem in problems:
-            yield self.judge(target, problem, phase, known.get(problem.name))
+    ) -> Generator[list[Verdict], None, None]:
+        """Judge cases one after the other, as `judge` does, when they are asked for.
+
+        Of `_AHEAD` cases the first launches are made by few messages, and references and bounds of
+        those with one shape are computed together, before the first is judged.  Cases that were
+        launched are judged even if the caller stops.
+        """
+        for start in range(0, len(problems), _AHEAD):
+            part = problems[start : start + _AHEAD]
+            ahead: dict[str, Trial] = {}
+            if len(part) > 1 and target.group in STACKED:
+                ahead = {t.problem.name: t for t in self._begun(target, part, phase)}
+            try:
+                for problem in part:
+                    yield self.judge(target, problem, phase, ahead.pop(problem.name, None))
+            except GeneratorExit:
+                for trial in ahead.values():
+                    self.judge(target, trial.problem, phase, trial)
+                raise
+
+    def _begun(self, target: Target, problems: Sequence[Problem], phase: Phase) -> list[Trial]:
+        """Trials that are launched and have what could be computed together; their begin is on
+        record."""
+        fresh = [p for p in problems if not self._standing(_case(target, p), target)]
+        trials = prepare([self._trial(target, problem) for problem in fresh])
+        for trial in trials:
+            self.recorder.begin(_case(target, trial.problem).id, phase, target.declaration.ref)
+        launch(each for trial in trials for each in _launches(target, trial))
+        prepare_gradients(trials)
+        return trials
 
     def judge(
         self,
         target: Target,
         problem: Problem,
         phase: Phase = "generate",
-        prepared: Prepared | None = None,
+        trial: Trial | None = None,
     ) -> list[Verdict]:
         """Judge one case: record its begin, run it, ask the group's oracles, record verdicts.
 
-        prepared: what is known of the case already.
+        trial: of a case whose begin is on record already.
         """
-        case = Case(target.declaration.ref, target.config.name, target.group, problem)
+        case = _case(target, problem)
         key = (target.declaration.ref, target.dtype, target.group)
         standing = self._standing(case, target)
         if standing:  # already counted when it was judged
             return standing
         if phase == "generate":
             self.drawn[key] = self.drawn.get(key, 0) + 1
-        self.recorder.begin(case.id, phase, target.declaration.ref)
-        trial = self._trial(target, problem)
-        if prepared is not None:
-            prepared.give(trial)
+        if trial is None:
+            self.recorder.begin(case.id, phase, target.declaration.ref)
+            trial = self._trial(target, problem)
         rulings = [
             (name, self.layouts.explained(trial, ruling))
             for name, ruling in self._rulings(target, trial)
@@ -143,7 +165,7 @@ class Judge:
 
     def _trial(self, target: Target, problem: Problem) -> Trial:
         cell = self._cell(target.declaration)
-        case = Case(target.declaration.ref, target.config.name, target.group, problem)
+        history = self.histories.setdefault(target.declaration.path, History())
         return Trial(
             declaration=target.declaration,
             config=target.config,
@@ -154,7 +176,7 @@ class Judge:
             entry=groups()[target.group].entry,
             refuses=groups()[target.group].outside,
             with_best=problem.seed % _BEST_EVERY == 0,
-            hearing=Hearing(case.id, self.histories.setdefault(target.declaration.path, History())),
+            hearing=Hearing(_case(target, problem).id, history),
         )
 
     def restart_process(self, declaration: Declaration) -> None:
@@ -173,30 +195,19 @@ class Judge:
         If the launch itself fails, the group's other oracles are not asked.
         """
         rulings: list[tuple[str, Ruling]] = []
-        asked = [
-            oracle
-            for oracle in of_group(target.group)
-            if oracle.excludes_variant(target.declaration) is None
-        ]
         if not trial.refuses:
-            more = [each for oracle in asked for each in oracle.wanted(trial)]
-            if more:
-                launch([Wanted(trial), *more])
+            launch(_launches(target, trial))
             rulings += [(name, ruling) for name, _, ruling in held(trial)]
             if len(rulings) < 2:  # execution failed, so memory was not checked
                 return rulings
-        return rulings + [(oracle.name, oracle.rule(trial)) for oracle in asked]
+        return rulings + [(oracle.name, oracle.rule(trial)) for oracle in _asked(target)]
 
     def _standing(self, case: Case, target: Target) -> list[Verdict]:
         """The verdicts of an earlier process of this run, if every applicable oracle has judged the
         case and none has convicted; else []."""
         if self.remembered is None or case.id not in self.remembered.judged:
             return []
-        names = [
-            oracle.name
-            for oracle in of_group(target.group)
-            if oracle.excludes_variant(target.declaration) is None
-        ]
+        names = [oracle.name for oracle in _asked(target)]
         verdicts = [self.remembered.verdict_of(case.id, name) for name in names]
         standing = [
             verdict for verdict in verdicts if verdict is not None and verdict.outcome != "fail"
@@ -257,6 +268,24 @@ class Judge:
             else (),
             finding=finding,
         )
+
+
+def _case(target: Target, problem: Problem) -> Case:
+    return Case(target.declaration.ref, target.config.name, target.group, problem)
+
+
+def _asked(target: Target) -> list[Oracle]:
+    return [
+        oracle
+        for oracle in of_group(target.group)
+        if oracle.excludes_variant(target.declaration) is None
+    ]
+
+
+def _launches(target: Target, trial: Trial) -> list[Wanted]:
+    """The launches of a case that are known before the first one."""
+    more = [each for oracle in _asked(target) for each in oracle.wanted(trial)]
+    return [Wanted(trial), *more]
 
 
 def _refused(trial: Trial) -> bool:

@@ -8,60 +8,67 @@ numbers that each would get alone (`verify.judging.stacked`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from verify.campaign.targets import Target
+from verify.judging import stacked_gradients
 from verify.judging.kept_scores import keeping
 from verify.judging.stacked import Asked, answer
+from verify.judging.stacked_gradients import AskedGradients
 from verify.judging.trial import Trial
 from verify.machine.settings import SIBLINGS
 from verify.oracles import groups
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
-from verify.problem.inputs import Inputs
 from verify.tolerance.forward import ForwardArithmetic, resolve
 
-# Groups whose oracles ask the truth of a case's own problem before they ask anything else.
-STACKED = frozenset({"accuracy"})
+# Groups whose oracles ask the truth and gradients of a case's own problem before anything else.
+STACKED = frozenset({"accuracy", "gradients"})
 
 
-@dataclass
-class Prepared:
-    """What is known of a case before it is judged: its inputs, and truths."""
-
-    inputs: Inputs
-    asked: Asked
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def give(self, trial: Trial) -> None:
-        """Let a trial of the same case use it."""
-        trial.__dict__.update(inputs=self.inputs, expanded=self.asked.inputs)
-        trial.answers += self.asked.answers
-        for seconds in (self.seconds, self.asked.clock.seconds):
-            for name, spent in seconds.items():
-                trial.clock.add(name, spent)
-
-
-def prepare(trials: Sequence[Trial]) -> dict[str, Prepared]:
-    """What can be computed together for these trials, by the name of the problem.
-
-    Nothing for a trial whose inputs or arithmetic raise: they will raise again when it is judged.
-    """
-    found: dict[str, Prepared] = {}
+def prepare(trials: Sequence[Trial]) -> list[Trial]:
+    """Compute together what can be for these trials, and give each its part; returns those whose
+    inputs and arithmetic do not raise.  The others will raise again when they are judged."""
+    asked: list[tuple[Trial, Asked]] = []
     for trial in trials:
         try:
-            asked = Asked(trial.problem, trial.expanded, _questions(trial))
+            asked.append((trial, Asked(trial.problem, trial.expanded, _questions(trial))))
         except (ValueError, RuntimeError):
             continue
-        found[trial.problem.name] = Prepared(trial.inputs, asked, trial.clock.seconds)
-    answer([prepared.asked for prepared in found.values()])
-    return found
+    answer([each for _, each in asked])
+    for trial, each in asked:
+        trial.answers += each.answers
+        for name, spent in each.clock.seconds.items():
+            trial.clock.add(name, spent)
+    return [trial for trial, _ in asked]
+
+
+def prepare_gradients(trials: Sequence[Trial]) -> None:
+    """Compute together what can be of the gradients of these trials whose forward has saved O and
+    LSE, and give each its part."""
+    asked: list[tuple[Trial, AskedGradients]] = []
+    for trial in trials:
+        if trial.entry == "backward" and (trial.own_softmax or _has_saved(trial)):
+            with contextlib.suppress(ValueError, RuntimeError):  # it will be raised again
+                asked.append((trial, AskedGradients(trial.gradient_question)))
+    stacked_gradients.answer([each for _, each in asked])
+    for trial, each in asked:
+        trial.gradient_answers += each.answers
+        for name, spent in each.clock.seconds.items():
+            trial.clock.add(name, spent)
+
+
+def _has_saved(trial: Trial) -> bool:
+    saved = trial.launches.get("saved")
+    return saved is not None and saved.reply.ok and saved.damage is None
 
 
 def _questions(trial: Trial) -> list[list[ForwardArithmetic]]:
-    """The arithmetics that the oracles of a forward's accuracy ask about."""
+    """The arithmetics of a forward that the oracles of accuracy and of gradients ask about."""
+    if trial.entry == "backward":  # of the O and LSE that were saved
+        return [[trial.arithmetic.without_interval, *trial.asked_arithmetics[1:]]]
     questions = [trial.asked_arithmetics]
     p, declaration = trial.problem, trial.declaration
     if declaration.undeclared:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.cell import closed_imports, stopwatch, telling, ways
+from verify.cell import closed_imports, device_waits, stopwatch, telling, ways
 from verify.cell.building import compile_build
 from verify.cell.concurrent import Streams, run_concurrently
 from verify.cell.confinement import Confinement, confine
@@ -157,12 +157,15 @@ class KernelProcess:
         self.memory = DeviceMemory()
         self.room: dict[str, int] = {}
         self.poisoned = False
+        self.awaited = 0.0  # seconds for which this request has waited for the device
 
     def serve(self) -> None:
         """Answer requests until the judge closes the connection."""
+        device_waits.choose()
         with contextlib.suppress(Closed):
             while True:
                 message, fds = receive(self.sock, 1)
+                begun, spent, self.awaited = time.perf_counter(), time.process_time(), 0.0
                 running.kernel_code = message["op"] not in _JUDGE_REQUESTS
                 try:
                     reply = self._answer(message, fds)
@@ -183,10 +186,10 @@ class KernelProcess:
                         # An error on a device appears only after the launch.
                         "judge": not (running.kernel_code or self.poisoned),
                     }
-                send(
-                    self.sock,
-                    reply | {"poisoned": self.poisoned, "request": message.get("request")},
-                )
+                # Where the time of a message goes: docs/performance.md.
+                taken = time.perf_counter() - begun, time.process_time() - spent, self.awaited
+                about = {"poisoned": self.poisoned, "request": message.get("request")}
+                send(self.sock, reply | about | {"spent": taken})
 
     def _without_memory(self, error: BaseException) -> dict[str, Any] | None:
         """The reply if memory ran out, else None.  "on_device": not the host's; "room" and "total":
@@ -370,11 +373,14 @@ class KernelProcess:
         try:
             yield
         finally:
+            begun = time.perf_counter()
             try:
                 torch.cuda.synchronize()
             except RuntimeError:
                 self.poisoned = True
                 raise
+            finally:
+                self.awaited += time.perf_counter() - begun
 
     @contextlib.contextmanager
     def _in_place(self, host: Tensor) -> Iterator[Tensor]:

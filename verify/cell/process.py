@@ -35,7 +35,7 @@ from verify.cell.fork_server import (
 )
 from verify.cell.protocol import Closed, Countdown, receive, send
 from verify.cell.untrusted_text import visible, visible_data
-from verify.machine import settings
+from verify.machine import settings, turns
 
 __all__ = [
     "COMPILER",
@@ -99,6 +99,7 @@ class _Watch:
     def counts(self, seconds: float) -> float:
         """How many of the passed `seconds` count against the deadline.  Raises
         _TooMuchMemory."""
+        turns.GPU.make_way()
         if resident(self._pid) > self._most:
             raise _TooMuchMemory
         if self._building <= 0 or not self._compiles():

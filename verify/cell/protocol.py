@@ -15,6 +15,7 @@ from typing import Any
 _HEADER = struct.Struct("<I")
 _LIMIT = 64 << 20
 _SLICE = 0.5  # seconds between two calls of a Countdown's `counts`
+_FIRST = 0.05  # seconds until the first one
 
 
 class Closed(Exception):  # noqa: N818 - the other side's end, not an error of ours
@@ -24,25 +25,28 @@ class Closed(Exception):  # noqa: N818 - the other side's end, not an error of o
 class Countdown:
     """The time limit of one message, which can arrive in many parts.
 
-    counts: called about twice a second with the seconds that have passed since the last call;
-    returns how many of them count against the limit.  Without it all of them count.
+    counts: called after a twentieth of a second, then about twice a second, with the seconds that
+    have passed since the last call; returns how many of them count against the limit.  Without it
+    all of them count.
     """
 
     def __init__(self, seconds: float, counts: Callable[[float], float] | None = None) -> None:
         self._left = seconds
         self._counts = counts
+        self._slice = _FIRST
         self._seen = time.monotonic()
 
     def next(self) -> float:
         """Seconds to wait for the next part.  Raises TimeoutError when none are left."""
         now = time.monotonic()
         passed = now - self._seen
-        if self._counts is None or passed >= min(_SLICE, self._left):
+        if self._counts is None or passed >= min(self._slice, self._left):
+            self._slice = _SLICE
             self._seen = now
             self._left -= passed if self._counts is None else self._counts(passed)
         if self._left <= 0:
             raise TimeoutError
-        return self._left if self._counts is None else min(self._left, _SLICE)
+        return self._left if self._counts is None else min(self._left, self._slice)
 
 
 def send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:

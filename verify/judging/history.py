@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -112,11 +112,9 @@ class Hearing:
         processes leave a GPU too little memory.
         """
         on_gpu = cell.environment.device == "cuda"
-        with turns.GPU.shared() if on_gpu else contextlib.nullcontext():
+        with turns.GPU.launching() if on_gpu else contextlib.nullcontext():
             reply = ask()
-        before, first = self.history.launched(cell.process_number, self.case)
-        if not self._begun:
-            self._begun, self.before = True, before
+        before, first = self.launched(cell)
         used = reply.status in _SHARED and not first
         if not (used or hangs(reply) or _crowded(reply) or judges(reply)):
             return reply
@@ -132,15 +130,16 @@ class Hearing:
             self.before = Before()  # it fails alone
         return found
 
-    def ask_several(self, cell: Cell, ask: Callable[[], Reply]) -> tuple[Reply, Aftermath]:
-        """Ask for several launches of the case at once; returns the reply, and the aftermath that
-        it is if it is bad and the launches then succeed one by one."""
-        with turns.GPU.shared() if cell.environment.device == "cuda" else contextlib.nullcontext():
-            reply = ask()
+    def launched(self, cell: Cell) -> tuple[Before, bool]:
+        """Note a launch in the cell's present process; see `History.launched`."""
         before, first = self.history.launched(cell.process_number, self.case)
         if not self._begun:
             self._begun, self.before = True, before
-        return reply, Aftermath(reply, before, first)
+        return before, first
+
+    def begin_again(self) -> None:
+        """Take the next launch for the first one: those before it count for nothing."""
+        self._begun = False
 
     def _beside(self, cell: Cell, ask: Callable[[], Reply]) -> Reply:
         """Launch again in fresh processes beside the other workers, which may have freed memory.
@@ -151,7 +150,7 @@ class Hearing:
         for number in range(1, _BESIDE + 1):
             cell.restart()
             time.sleep(number * _PAUSE)
-            with turns.GPU.shared():
+            with turns.GPU.launching():
                 reply = ask()
             self.history.launched(cell.process_number, self.case)
             if not _crowded(reply):
@@ -174,6 +173,17 @@ class Hearing:
             f"{variant}: the judge's own code raised in {_FRESH} fresh processes: {reply.message}\n"
             f"case {self.case}\n{trace}".strip()
         )
+
+
+def ask_several(
+    hearings: Sequence[Hearing], cell: Cell, ask: Callable[[], Reply]
+) -> tuple[Reply, Aftermath]:
+    """Ask for launches of several cases at once; returns the reply, and the aftermath that it is if
+    it is bad and the launches then succeed one by one."""
+    with turns.GPU.launching() if cell.environment.device == "cuda" else contextlib.nullcontext():
+        reply = ask()
+    noted = [hearing.launched(cell) for hearing in hearings]
+    return reply, Aftermath(reply, noted[-1][0], noted[0][1])
 
 
 @contextlib.contextmanager

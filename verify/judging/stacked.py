@@ -15,9 +15,9 @@ fails or not for itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -32,6 +32,16 @@ from verify.tolerance.intervals import Interval
 # Numbers in fp64 of one stack (`_size`).  On a CPU larger stacks gain nothing but cache misses; on
 # a GPU some twenty tensors of them live at once, 1.3 GB.
 _MOST = {"cpu": 1 << 20, "cuda": 1 << 23}
+
+
+class Stackable(Protocol):
+    """A case of a problem."""
+
+    @property
+    def problem(self) -> Problem: ...
+
+
+C = TypeVar("C", bound=Stackable)
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,16 @@ class Repeated(Mask):
 
     @property
     def atoms(self) -> tuple[Atom, ...]:
-        return self.mask.atoms
+        """Those of the mask, each repeated."""
+        parts = self.mask.atoms
+        one = parts == (self.mask,)
+        repeated = [self] if one else [Repeated(part, self.batch) for part in parts]
+        return cast(tuple[Atom, ...], tuple(repeated))
+
+    @property
+    def rank(self) -> int:
+        """Of an atom, for the order of an intersection."""
+        return min(atom.rank for atom in self.mask.atoms)
 
     def check(self, batch: int) -> None:
         """Raise ValueError unless the batch is a multiple of the mask's own."""
@@ -121,7 +140,8 @@ def answer(asked: Sequence[Asked]) -> int:
     A case without answers has to be computed alone.
     """
     answered = 0
-    for stack in _stacks(asked):
+    fitting = [case for case in asked if excludes(case.problem, case.questions) is None]
+    for stack in stacks(fitting, _alike):
         try:
             _answer(stack)
         except (RuntimeError, ValueError):  # which of them it was, each will say when it is alone
@@ -132,22 +152,25 @@ def answer(asked: Sequence[Asked]) -> int:
     return answered
 
 
-def _stacks(asked: Sequence[Asked]) -> Iterator[list[Asked]]:
-    """Cases with the same shape and questions, two or more, as many as one stack can hold."""
-    kinds: list[tuple[Problem, list[Asked]]] = []
-    for case in asked:
-        if excludes(case.problem, case.questions) is not None:
-            continue
+def stacks(
+    cases: Iterable[C], alike: Callable[[C, C], bool], cost: float = 1.0
+) -> Iterator[list[C]]:
+    """Cases of one shape that are alike, two or more, as many as one stack can hold.
+
+    cost: of a case, in products of all its pairs; a stack is the smaller for it.
+    """
+    kinds: list[tuple[Problem, list[C]]] = []
+    for case in cases:
         shape = shape_class(case.problem)
         for known, members in kinds:
-            if known == shape and _same(members[0].questions, case.questions):
+            if known == shape and alike(members[0], case):
                 members.append(case)
                 break
         else:
             kinds.append((shape, [case]))
     for _, members in kinds:
-        most = _MOST[device_for(_products(members)).type]
-        stack: list[Asked] = []
+        most = _MOST[device_for(cost * products(members)).type] / cost
+        stack: list[C] = []
         for case in members:
             if stack and sum(_size(other.problem) for other in (*stack, case)) > most:
                 yield from _several(stack)
@@ -156,28 +179,32 @@ def _stacks(asked: Sequence[Asked]) -> Iterator[list[Asked]]:
         yield from _several(stack)
 
 
-def _several(stack: list[Asked]) -> Iterator[list[Asked]]:
+def _several(stack: list[C]) -> Iterator[list[C]]:
     if len(stack) > 1:
         yield stack
 
 
-def _same(
-    mine: Sequence[Sequence[ForwardArithmetic]], other: Sequence[Sequence[ForwardArithmetic]]
-) -> bool:
-    return [list(question) for question in mine] == [list(question) for question in other]
+def _alike(mine: Asked, other: Asked) -> bool:
+    return [list(q) for q in mine.questions] == [list(q) for q in other.questions]
 
 
-def _products(stack: Sequence[Asked]) -> float:
+def products(stack: Sequence[Stackable]) -> float:
+    """Multiply-adds of the products of all pairs."""
     return float(sum(c.problem.pairs * (c.problem.head_dim + c.problem.head_dim_v) for c in stack))
+
+
+def stacked(problems: Sequence[Problem]) -> Problem:
+    """Problems of one shape as one, in their order."""
+    p, mask = shape_class(problems[0]), problems[0].mask
+    if _by_sequence(p):
+        mask = Repeated(mask, p.batch)
+    return p.but(batch=sum(each.batch for each in problems), mask=mask)
 
 
 def _answer(stack: list[Asked]) -> None:
     first = stack[0]
     counts = [case.problem.batch for case in stack]
-    p, mask = shape_class(first.problem), first.problem.mask
-    if _by_sequence(p):
-        mask = Repeated(mask, p.batch)
-    p = p.but(batch=sum(counts), mask=mask)
+    p = stacked([case.problem for case in stack])
     q, k, v = (torch.cat([case.inputs[n] for case in stack]) for n in range(3))
     clock = Clock()
 
@@ -189,7 +216,7 @@ def _answer(stack: list[Asked]) -> None:
             for question in first.questions
         ]
 
-    for question, whole in zip(first.questions, on_device(_products(stack), compute), strict=True):
+    for question, whole in zip(first.questions, on_device(products(stack), compute), strict=True):
         for case, own in zip(stack, apart(whole, counts), strict=True):
             case.answers.append(Answer(tuple(question), own))
     for case, count in zip(stack, counts, strict=True):
@@ -207,12 +234,13 @@ def apart(whole: Truth, counts: Sequence[int]) -> Iterator[Truth]:
     start = 0
     for count in counts:
         own = slice(start, start + count)
-        parts = {f.name: _cut(getattr(whole, f.name), own) for f in fields(whole)}
+        parts = {f.name: cut(getattr(whole, f.name), own) for f in fields(whole)}
         yield Truth(**parts)
         start += count
 
 
-def _cut(x: Tensor | Interval | None, own: slice) -> Any:
+def cut(x: Tensor | Interval | None, own: slice) -> Any:
+    """Some sequences of it."""
     if isinstance(x, Interval):
         return Interval(x.middle[own], x.reach[own])
     return None if x is None else x[own]

@@ -1,33 +1,36 @@
-"""Together: launches of one case that are known beforehand are asked for by one message.
+"""Together: launches that are known beforehand are asked for by one message.
 
 Each message costs the judge and the kernel process a switch of processes, and on a GPU a wait for
 the device, which many processes share.  An oracle that compares launches names them
-(`Oracle.launches`).  They run one after another, in the order in which they would run alone, each
-at the same addresses and over its own inputs, redzones and poison: before each launch the kernel
-process copies these from their place in the arena to where a launch alone has them (on a GPU: to
-the device), and back after it.  The judge reads the outputs of each, and looks for its damage.
+(`Oracle.launches`), and of cases that are judged one after another the first launches are known.
+They run one after another, in the order in which they would run alone, each at the same addresses
+and over its own inputs, redzones and poison: before each launch the kernel process copies these
+from their place in the arena to where a launch alone has them (on a GPU: to the device), and back
+after it.  The judge reads the outputs of each, and looks for its damage.
 
-All are of one case: a message never holds the buffers of two.  If it fails in any way (a refusal,
-an exception, a crash, a hang, an error of the device), nothing that it did counts.  The launches
-are then made again in a fresh process, one message each, so that a failure is the failure of its
-own launch, with a deadline of its own.  If all of them succeed then, the failure is an aftermath.
+If a message fails in any way (a refusal, an exception, a crash, a hang, an error of the device),
+nothing that it did counts.  The launches are then made again in a fresh process, one message each,
+so that a failure is the failure of its own launch and case, with a deadline of its own.  If all of
+them succeed then, the failure is an aftermath.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from verify.cell.arena import Plan
 from verify.cell.process import Reply
-from verify.judging.history import Before
+from verify.judging.history import Hearing, ask_several
 from verify.judging.launch import Launch
 from verify.judging.trial import Trial
+from verify.judging.truth import Clock
 from verify.problem.inputs import Inputs
 
-_MOST = 8  # launches of one message
+_MOST = 16  # launches of one message
 _LARGEST = 32 << 20  # bytes of their buffers: larger launches take longer than a message
 _HARMLESS = ("unsupported", "breach")  # what leaves a process as it was
 _PAGE = 4096  # the unit in which the arena is shared out
@@ -67,46 +70,66 @@ def first_of(*others: Callable[[Trial], Trial]) -> Callable[[Trial], tuple[Wante
 
 
 def launch(wanted: Iterable[Wanted]) -> None:
-    """Make launches of trials of one case ahead, as far as that is possible; `Trial.run` and
+    """Make launches of one cell's trials ahead, as far as that is possible; `Trial.run` and
     `Trial.saved` make the others when they are asked."""
     open_ones: dict[tuple[int, str], Wanted] = {}
     for each in wanted:
-        if each.tag not in each.trial.launches:
+        if each.tag not in each.trial.launches and not each.trial.refuses:
             open_ones.setdefault((id(each.trial), each.tag), each)
-    trials = {id(each.trial): each.trial for each in open_ones.values()}.values()
-    backward = [trial for trial in trials if trial.entry == "backward"]
-    if any(trial.refuses for trial in trials):
+    if len(open_ones) < 2:
         return
-    _launch([Wanted(t, "saved") for t in backward if not (t.own_softmax or "saved" in t.launches)])
+    trials = {id(each.trial): each.trial for each in open_ones.values()}
+    backward = [trial for trial in trials.values() if trial.entry == "backward"]
+    saved = [Wanted(t, "saved") for t in backward if not (t.own_softmax or "saved" in t.launches)]
+    if not _launch(saved):
+        return
     # A backward gets what its forward saved, if that is good.
-    if any(not trial.saved.reply.ok or trial.saved.damage for trial in backward):
-        return
-    _launch(list(open_ones.values()))
+    bad = {id(t) for t in backward if not t.saved.reply.ok or t.saved.damage}
+    _launch([each for (of, _), each in open_ones.items() if of not in bad])
 
 
-def _launch(wanted: Sequence[Wanted]) -> None:
-    """Launch what fits into one message; nothing if that is one launch."""
+def _launch(wanted: Sequence[Wanted]) -> bool:
+    """Launch by messages of several launches each, and leave out what would be alone in one;
+    returns whether all is well so far."""
     plans: list[tuple[Wanted, Plan]] = []
-    for each in wanted[:_MOST]:
+    for each in wanted:
         where = each.trial.plan(each.entry)
         if not isinstance(where, Plan):
             break
         plans.append((each, where))
+    while plans:
+        chosen = _fitting(plans)
+        if len(chosen) > 1 and not _sent(chosen):
+            return False
+        plans = plans[max(len(chosen), 1) :]
+    return True
+
+
+def _fitting(plans: Sequence[tuple[Wanted, Plan]]) -> list[tuple[Wanted, Plan, int]]:
+    """The first of these that fit into one message, each with the byte of the arena at which its
+    buffers begin."""
+    plans = plans[:_MOST]
     # At the begin of the arena, each launch has its buffers while it runs.
-    end = _up(max((where.size for _, where in plans), default=0))
+    end = _up(max(where.size for _, where in plans))
     chosen: list[tuple[Wanted, Plan, int]] = []
     for each, where in plans:
         if end + where.size > _LARGEST:
             break
         chosen.append((each, where, end))
         end = _up(end + where.size)
-    if len(chosen) < 2:
-        return
+    return chosen
+
+
+def _sent(chosen: Sequence[tuple[Wanted, Plan, int]]) -> bool:
+    """Send one message; returns whether its reply is good."""
     trial = chosen[0][0].trial
-    if not trial.cell.runs_several(trial.declaration.name):
-        return
-    with trial.clock.timed("generate"):
-        trial.arena.reserve(end)
+    cell = trial.cell
+    if not cell.runs_several(trial.declaration.name):
+        return False
+    hearings: dict[int, Hearing] = {id(w.trial.hearing): w.trial.hearing for w, _, _ in chosen}
+    with _shared(chosen, "generate"):
+        _, where, begin = chosen[-1]
+        trial.arena.reserve(begin + where.size)
         for each, where, begin in chosen:
             trial.arena.lay(where, each.given, each.poison, begin)
     requests = [
@@ -115,23 +138,35 @@ def _launch(wanted: Sequence[Wanted]) -> None:
     replies: list[Reply] = []
 
     def ask() -> Reply:
-        reply, found = trial.cell.run_several(trial.declaration.path, requests, trial.arena)
+        reply, found = cell.run_several(trial.declaration.path, requests, trial.arena)
         replies.extend(found)
         return reply
 
-    with trial.clock.timed("run"):
-        reply, failure = trial.hearing.ask_several(trial.cell, ask)
+    with _shared(chosen, "run"):
+        reply, failure = ask_several(list(hearings.values()), cell, ask)
         for (each, where, begin), own in zip(chosen, replies, strict=False):
             each.trial.launches[each.tag] = each.trial.read(where, own, each.poison, begin)
     if reply.ok:
-        return
-    fresh = reply.status not in _HARMLESS
-    if fresh:
-        trial.cell.restart()
+        return True
+    if reply.status not in _HARMLESS:
+        cell.restart()
+        for hearing in hearings.values():
+            hearing.begin_again()
     if all(each.alone().reply.ok for each, _, _ in chosen):
         trial.hearing.aftermaths.append(failure)
-    elif fresh:
-        trial.hearing.before = Before()  # it fails alone
+    return False
+
+
+@contextlib.contextmanager
+def _shared(chosen: Sequence[tuple[Wanted, Plan, int]], step: str) -> Iterator[None]:
+    """Count the time of the block for that step, an equal part for each launch's case."""
+    clock = Clock()
+    try:
+        with clock.timed(step):
+            yield
+    finally:
+        for each, _, _ in chosen:
+            each.trial.clock.add(step, clock.seconds[step] / len(chosen))
 
 
 def _up(size: int) -> int:

@@ -5,30 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from verify.cell.arena import Arena, Plan, negated, plan, side_by_side, torch_dtype, workspace_limit
+from verify.cell.arena import Arena, Plan, negated, side_by_side
 from verify.cell.concurrent import LAUNCHES
 from verify.cell.process import Cell, Reply
 from verify.cell.ways import SHARED
+from verify.judging.buffers import plan_of
+from verify.judging.gradient_truth import GradientAnswer, GradientQuestion
 from verify.judging.history import Hearing
 from verify.judging.launch import Launch
-from verify.judging.truth import Answer, Clock, Kept, Truth, compute_truth, on_device
+from verify.judging.truth import Answer, Clock, Kept, Truth, compute_truth
 from verify.problem import Problem
 from verify.problem.inputs import Inputs, dequantised, dout, tensors
 from verify.tolerance import backward
 from verify.tolerance import forward as tolerance
-from verify.tolerance.backward import GradientTruth
+from verify.tolerance.backward import GradientArithmetic, GradientTruth, OwnForward
 from verify.tolerance.forward import ForwardArithmetic
 from verify.variant import Config, Declaration, GradientNumerics, Numerics
 
 T = TypeVar("T")
-
-_MOST_MEMORY = 8 << 30  # bytes of one run's buffers
 
 
 @dataclass
@@ -55,6 +55,7 @@ class Trial:
     launches: dict[str, Launch] = field(default_factory=dict)
     # truths that were computed together with those of other cases
     answers: list[Answer] = field(default_factory=list)
+    gradient_answers: list[GradientAnswer] = field(default_factory=list)
     _plans: dict[str, Plan | Reply] = field(default_factory=dict)
     _beside: dict[str, Trial] = field(default_factory=dict)
 
@@ -68,48 +69,16 @@ class Trial:
         """The layout of an entry's buffers (one of `verify.variant.RUNS`), or the reply if its
         request for workspaces failed."""
         if entry not in self._plans:
-            self._plans[entry] = self._plan(entry)
+            ask = partial(self._workspaces, entry) if entry in self.declaration.workspaces else None
+            lse = self.declaration.contract.lse is not None
+            self._plans[entry] = plan_of(self.problem, entry, lse, ask)
         return self._plans[entry]
 
-    def _plan(self, entry: str) -> Plan | Reply:
-        def laid_out(workspace: Mapping[str, tuple[tuple[int, ...], str]]) -> Plan:
-            kind = "backward" if entry == "backward" else "forward"
-            lse = kind == "backward" or self.declaration.contract.lse is not None
-            return plan(self.problem, lse=lse, workspace=workspace, entry=kind)
-
-        layout = laid_out({})
-        if entry not in self.declaration.workspaces:
-            return layout
-        reply = self.hearing.ask(
-            self.cell,
-            lambda: self.cell.workspace(self.declaration.path, self.request(entry, layout)),
+    def _workspaces(self, entry: str, where: Plan) -> Reply:
+        request = self.request(entry, where)
+        return self.hearing.ask(
+            self.cell, lambda: self.cell.workspace(self.declaration.path, request)
         )
-        # the run will refuse too, with buffers that can be checked
-        if reply.status == "unsupported":
-            return layout
-        if not reply.ok:
-            return reply
-        try:
-            wanted = {
-                name: (tuple(shape), dtype)
-                for name, (shape, dtype) in reply.data["workspace"].items()
-            }
-            taken = sum(
-                math.prod(shape) * torch_dtype(dtype).itemsize for shape, dtype in wanted.values()
-            )
-            most = workspace_limit(self.problem)
-            if taken > most:
-                return Reply(
-                    "breach",
-                    f"workspace: {taken} bytes for this problem, at most {most}"
-                    " (docs/adding-a-kernel.md)",
-                )
-            found = laid_out(wanted)
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            return Reply("breach", f"workspace: {type(error).__name__}: {error}")
-        if found.size > _MOST_MEMORY or any(n < 0 for shape, _ in wanted.values() for n in shape):
-            return Reply("breach", f"workspace: {wanted} cannot be had")
-        return found
 
     @property
     def first(self) -> Launch:
@@ -218,6 +187,7 @@ class Trial:
                 notes={},
                 launches={},
                 answers=[],
+                gradient_answers=[],
                 _plans={},
                 _beside={},
             )
@@ -416,29 +386,48 @@ class Trial:
         return self._gradients(declared, intervals=True)
 
     def _gradients(self, declared: GradientNumerics, *, intervals: bool) -> GradientTruth:
-        p = self.problem
-        exact = declared.softmax.source == "own"
-        start = (self.truth.out, self.truth.lse) if exact else self.start
-        resolved = backward.resolve(declared, self.config, p, self.arch)
-        arithmetics = [replace(resolved, intervals=intervals)]
-        if self.with_best:
-            arithmetics.append(backward.resolve(backward.BEST, self.config, p, self.arch))
-
-        unknown = self.declaration.undeclared
-        if unknown:
-            arithmetics[0] = backward.anyhow(arithmetics[0])
-
-        def compute(device: torch.device) -> GradientTruth:
-            q, k, v = (tensor.to(device) for tensor in self.expanded)
-            dout, out, lse = (tensor.to(device) for tensor in (self.dout, *start))
-            bounds = (self.truth.out_bound, self.truth.lse_bound) if unknown else ()
-            made = backward.OwnForward(*(x.to(device) for x in bounds)) if unknown else None
-            return backward.gradient_truth(
-                p, q, k, v, dout, out, lse, *arithmetics, unknown=made
-            ).to("cpu")
-
+        arithmetics = self._gradient_arithmetics(declared, intervals=intervals)
+        for answer in self.gradient_answers:
+            if answer.arithmetics == arithmetics:
+                return answer.truth
+        question = self._gradient_question(declared, arithmetics)
         with self.clock.timed("bound"):
-            return on_device(3 * p.pairs * (p.head_dim + p.head_dim_v), compute)
+            return question.computed()
+
+    @property
+    def gradient_question(self) -> GradientQuestion:
+        """That of `known_gradients`."""
+        declared = self.declaration.gradients
+        assert declared is not None
+        return self._gradient_question(
+            declared, self._gradient_arithmetics(declared, intervals=True)
+        )
+
+    def _gradient_arithmetics(
+        self, declared: GradientNumerics, *, intervals: bool
+    ) -> tuple[GradientArithmetic, ...]:
+        """The declared arithmetic and with `with_best` also the best one."""
+        resolved = backward.resolve(declared, self.config, self.problem, self.arch)
+        resolved = replace(resolved, intervals=intervals)
+        if self.declaration.undeclared:
+            resolved = backward.anyhow(resolved)
+        if not self.with_best:
+            return (resolved,)
+        return resolved, backward.resolve(backward.BEST, self.config, self.problem, self.arch)
+
+    def _gradient_question(
+        self, declared: GradientNumerics, arithmetics: tuple[GradientArithmetic, ...]
+    ) -> GradientQuestion:
+        exact = declared.softmax.source == "own"
+        truth = self.truth if self.declaration.undeclared else None
+        return GradientQuestion(
+            self.problem,
+            self.expanded,
+            self.dout,
+            (self.truth.out, self.truth.lse) if exact else self.start,
+            arithmetics,
+            None if truth is None else OwnForward(truth.out_bound, truth.lse_bound),
+        )
 
     def natural_lse(self, lse: Tensor) -> Tensor:
         """A raw LSE as an fp64 natural logarithm."""

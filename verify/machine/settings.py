@@ -65,6 +65,12 @@ JUDGE_DEVICE = "VERIFY_JUDGE_DEVICE"
 SIBLINGS = "VERIFY_SIBLINGS"
 """How many cases of the same shape are judged beside each drawn one."""
 
+LAUNCHERS = "VERIFY_LAUNCHERS"
+"""How many processes launch kernels on one GPU at the same time."""
+
+BLOCKING_WAITS = "VERIFY_BLOCKING_WAITS"
+"""Whether a kernel process sleeps while it waits for its GPU."""
+
 COMPUTE_SANITIZER = "VERIFY_COMPUTE_SANITIZER"
 """The compute-sanitizer to use instead of the machine's own."""
 
@@ -139,8 +145,22 @@ SETTINGS = (
         "count",
         "0",
         "How many cases of the same shape, with other values, are judged beside each drawn problem"
-        " of random accuracy; their references and bounds are computed together"
+        " of random accuracy and gradients; they share messages to the kernel process, and their"
+        " references and bounds are computed together"
         " ([performance.md](../performance.md#many-cases-at-once)).",
+    ),
+    Setting(
+        LAUNCHERS,
+        "count",
+        "0",
+        "How many processes launch kernels on one GPU at the same time; the others wait for their"
+        " turn. 0: all of them ([performance.md](../performance.md#many-processes-on-one-gpu)).",
+    ),
+    Setting(
+        BLOCKING_WAITS,
+        "switch",
+        "0",
+        "1: a kernel process sleeps while it waits for its GPU, and leaves its core to others.",
     ),
     Setting(
         KIND_FILES,

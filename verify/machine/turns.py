@@ -2,6 +2,11 @@
 
 Launches and references take part side by side.  A launch for which memory ran out is repeated
 alone: then no other worker takes memory at the same time.
+
+A GPU runs one process at a time, in slices.  Where many launch at once, each of the short pieces of
+work of a launch waits for a slice.  So `launching` lets few processes in (VERIFY_LAUNCHERS); the
+others wait without using a core.  It is a courtesy, not a rule: a launch that takes long, because
+it compiles or hangs, makes way.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from verify.machine import device
+from verify.machine.settings import LAUNCHERS
 
 
 class Turns:
@@ -27,6 +33,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._inside = 0
+        self._seat = -1  # the descriptor of the lock of this process's place among those who launch
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
@@ -54,6 +61,28 @@ class Turns:
             yield
 
     @contextlib.contextmanager
+    def launching(self) -> Iterator[None]:
+        """Use the GPU side by side with others, of which few launch at the same time."""
+        with self.shared():
+            most = int(os.environ.get(LAUNCHERS, "0"))
+            if not most or self._seat >= 0:
+                yield
+                return
+            worker = re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", ""))
+            number = int(worker) if worker else os.getpid()
+            self._seat = self._take(f"seat{number % most}", fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                self.make_way()
+
+    def make_way(self) -> None:
+        """Let another process launch, although a launch of this one is under way."""
+        if self._seat >= 0:
+            os.close(self._seat)
+            self._seat = -1
+
+    @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
         self._inside += 1
         try:
@@ -63,6 +92,14 @@ class Turns:
 
     @contextlib.contextmanager
     def _locked(self, what: str, kind: int) -> Iterator[None]:
+        handle = self._take(what, kind)
+        try:
+            yield
+        finally:
+            os.close(handle)
+
+    def _take(self, what: str, kind: int) -> int:
+        """The descriptor of a lock that this process has from now on, until that is closed."""
         # Read late: a worker is forked first, and learns its GPU then.
         gpu = _named(os.environ.get("CUDA_VISIBLE_DEVICES"))
         name = f"verify-{os.getuid()}-{gpu[:80]}.{what}"
@@ -70,9 +107,10 @@ class Turns:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(handle, kind)
-            yield
-        finally:
+        except BaseException:
             os.close(handle)
+            raise
+        return handle
 
 
 @cache

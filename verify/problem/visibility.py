@@ -45,9 +45,11 @@ def visible_range(p: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
     Where rows see no single interval: of the keys that some row sees.  An empty row's are of no
     meaning.
     """
-    found, v = intervals(p), v.double()
+    found = intervals(p)
+    if v.dtype != torch.float64:
+        v = v.float()  # of formats that fp32 holds: half the memory
     if isinstance(p.mask, Full):
-        return v.amin(2, keepdim=True), v.amax(2, keepdim=True)
+        return v.amin(2, keepdim=True).double(), v.amax(2, keepdim=True).double()
     if found is None:
         seen = (
             p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
@@ -56,9 +58,9 @@ def visible_range(p: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
             .any(2)
         )
         hidden = ~seen[..., None]
-        return v.masked_fill(hidden, math.inf).amin(2, keepdim=True), v.masked_fill(
-            hidden, -math.inf
-        ).amax(2, keepdim=True)
+        least = v.masked_fill(hidden, math.inf).amin(2, keepdim=True)
+        most = v.masked_fill(hidden, -math.inf).amax(2, keepdim=True)
+        return least.double(), most.double()
     low, high = found
     least, most = (v.new_zeros(p.batch, p.heads_kv, p.seqlen_q, p.head_dim_v) for _ in range(2))
     # Of 2^level keys from every key on; an interval is covered by two of them.
@@ -77,4 +79,4 @@ def visible_range(p: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
         below = torch.minimum(below[:, :, :-step], below[:, :, step:])
         above = torch.maximum(above[:, :, :-step], above[:, :, step:])
         level += 1
-    return least, most
+    return least.double(), most.double()

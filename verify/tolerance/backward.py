@@ -10,6 +10,7 @@ three products, and the output.  Every term is a rigorous worst case, not a firs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -41,6 +42,7 @@ __all__ = [
     "OwnForward",
     "anyhow",
     "gradient_truth",
+    "kind_of",
     "resolve",
 ]
 
@@ -190,6 +192,21 @@ def gradient_truth(
     best = (whole[6], whole[7], whole[8]) if len(whole) > 6 else None
     found = spans.found(whole[3:6])
     return GradientTruth(whole[0], whole[1], whole[2], whole[3], whole[4], whole[5], best, found)
+
+
+def kind_of(
+    problem: Problem,
+    tensors: Sequence[Tensor],
+    arithmetics: Sequence[GradientArithmetic],
+) -> tuple[bool, ...]:
+    """What `gradient_truth` decides for a whole problem from its values.  It gives problems of one
+    kind that are stacked along the batch what each gets alone.
+
+    tensors: q, k, v, dO, O and LSE, as `gradient_truth` gets them.
+    """
+    q, k, v, dout, out, lse = tensors
+    flags = _calm(v, dout, out), _finite(problem, lse), calm_scores(problem, q, k)
+    return (*flags, *(a.overscales(q, k) for a in arithmetics))
 
 
 def _calm(v: Tensor, dout: Tensor, out: Tensor) -> bool:

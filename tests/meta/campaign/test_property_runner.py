@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import cast
@@ -36,7 +36,7 @@ class Bench:
 
     def judge_together(
         self, target: Target, problems: Sequence[Problem], phase: Phase
-    ) -> Iterator[list[Verdict]]:
+    ) -> Generator[list[Verdict], None, None]:
         return (self.judge(target, problem, phase) for problem in problems)
 
     def __init__(self, breaks: bool, xfails: Xfails | None = None) -> None:

@@ -65,12 +65,9 @@ def test_the_count_of_siblings_is_a_whole_number(monkeypatch: pytest.MonkeyPatch
 
 def test_a_trial_takes_the_answers_to_its_own_questions_alone() -> None:
     trials = [trial_of(PROBLEM.but(seed=n, mask=Causal())) for n in (8, 16, 24)]
-    known = prepare(trials)
-    assert list(known) == [trial.problem.name for trial in trials]
-    alone, asked = trials[1], trial_of(trials[1].problem)
-    known[alone.problem.name].give(asked)
+    assert prepare(trials) == trials
+    asked, alone = trials[1], trial_of(trials[1].problem)
     assert asked.truth is asked.answers[0].truth
-    assert asked.inputs is known[alone.problem.name].inputs
     assert torch.equal(asked.truth.out_bound, alone.truth.out_bound)
     other = replace(asked.arithmetic, output_roundings=2)
     assert torch.equal(asked.truth_of(other).out_bound, alone.truth_of(other).out_bound)
@@ -78,9 +75,10 @@ def test_a_trial_takes_the_answers_to_its_own_questions_alone() -> None:
 
 
 def test_what_cannot_be_prepared_is_left_to_its_own_case() -> None:
-    wrong = trial_of(PROBLEM.but(distribution="no_such_values"))
-    known = prepare([wrong, trial_of(PROBLEM), trial_of(PROBLEM.but(seed=17))])
-    assert [len(found.asked.answers) for found in known.values()] == [1, 1]
+    trials = [trial_of(PROBLEM.but(distribution="no_such_values"))]
+    trials += [trial_of(PROBLEM), trial_of(PROBLEM.but(seed=17))]
+    assert prepare(trials) == trials[1:]
+    assert [len(trial.answers) for trial in trials] == [0, 1, 1]
 
 
 @pytest.fixture(scope="module")

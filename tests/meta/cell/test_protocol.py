@@ -88,7 +88,7 @@ def test_a_countdown_counts_what_it_is_told_to() -> None:
         with pytest.raises(TimeoutError):
             receive(mine, countdown=Countdown(0.2, counts))
         assert len(asked) >= 3
-        assert time.monotonic() - begun > 0.5
+        assert time.monotonic() - begun > 0.4  # twice the limit: half of it counts for nothing
 
 
 def test_whoever_watches_can_end_the_wait() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from verify.machine.settings import LAUNCHERS
 from verify.machine.turns import Turns
 
 OTHER = """
@@ -90,3 +91,42 @@ def test_turns_nest_but_nobody_waits_for_himself() -> None:
         pass
     with turns.alone():
         pass
+
+
+def test_few_launch_at_the_same_time_and_one_that_takes_long_makes_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(LAUNCHERS, "2")
+    turns = Turns()
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw3")
+    with turns.launching(), turns.launching():  # nobody waits for himself
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw4")
+        beside = Other("launching")
+        beside.enters()
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw5")
+        late = Other("launching")
+        assert late.waits()
+        references = Other("shared")
+        references.enters()
+        turns.make_way()
+        late.enters()
+        late.leaves()
+        beside.leaves()
+        references.leaves()
+    killed = Other("launching")
+    killed.enters()
+    killed.process.kill()
+    killed.process.communicate()
+    with turns.launching():
+        alone = Other("alone")
+        assert alone.waits()
+    alone.enters()
+    alone.leaves()
+
+
+def test_all_launch_at_the_same_time_if_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(LAUNCHERS, raising=False)
+    with Turns().launching():
+        beside = Other("launching")
+        beside.enters()
+        beside.leaves()
