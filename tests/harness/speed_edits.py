@@ -1,5 +1,5 @@
 """Edits of the CuTe forwards' texts that were tried for speed, and ablations that show what a part
-costs.  `speed_trials` times them; docs/benchmarks.md has the results.
+costs.  `speed_rounds` times them; docs/benchmarks.md has the results.
 
 An ablation gives wrong results: it leaves a part out, and bounds what making that part faster could
 gain.
@@ -21,7 +21,9 @@ _RESCALE = (
     r"      o\(r, c\) \*= alpha;\n    \}\n)(?=    row_sum\(r\) = row_sum\(r\) \* alpha)"
 )
 # O is rescaled only where the maximum of one of the warp's rows has grown.
-LAZY_RESCALE = (Edit(_RESCALE, r"    if (__any_sync(0xffffffff, alpha != 1.0f)) {\n\1    }\n"),)
+LAZY_RESCALE = (
+    Edit(_RESCALE, r"    if (__any_sync(0xffffffff, alpha != 1.0f)) {\n\1    }\n", times=None),
+)
 
 # of cute-flash-forward
 NO_EXPONENTIALS = (Edit(_EXPONENT, "x(r, c) = __fsub_rn(x(r, c), shift);"),)

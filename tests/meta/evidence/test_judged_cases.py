@@ -23,8 +23,10 @@ def run(place: Path, name: str, variants: list[VariantEntry], verdicts: list[Ver
         recorder.write(
             RunInfo(run=name, started="2026-01-01T00:00:00", profile="gpu", device=DEVICE)
         )
-        for record in (*variants, *verdicts):
-            recorder.write(record)
+        for one in variants:
+            recorder.write(one)
+        for judged in verdicts:
+            recorder.write(judged)
     return place / name
 
 
