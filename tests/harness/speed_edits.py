@@ -107,21 +107,26 @@ def polynomial_exponentials(of: int) -> tuple[Edit, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _Made:
-    """The launches of a family with its texts edited."""
+    """The launches of a family with its texts edited, with that much shared memory at least."""
 
     family: Family
     edits: tuple[Edit, ...]
+    shared_bytes: int
 
     @cache  # noqa: B019 - lives as long as its trial
     def __call__(self, *choice: object) -> Launch:
         made = self.family.make(*choice)  # type: ignore[arg-type]
+        made = replace(made, shared_bytes=max(made.shared_bytes, self.shared_bytes))
         return replace(made, source=edited(made.source, self.edits)) if self.edits else made
 
 
-def family_of(shipped: Variant, config: Config, edits: tuple[Edit, ...] = ()) -> Family:
-    """That variant's family with this config, listed or not, and its texts edited."""
+def family_of(
+    shipped: Variant, config: Config, edits: tuple[Edit, ...] = (), shared_bytes: int = 0
+) -> Family:
+    """That variant's family with this config, listed or not, and its texts edited; shared_bytes:
+    more than a block needs leaves fewer blocks on a multiprocessor."""
     family: Family = shipped.forward.__self__  # type: ignore[union-attr]
-    return replace(family, configs=(config,), make=_Made(family, edits))
+    return replace(family, configs=(config,), make=_Made(family, edits, shared_bytes))
 
 
 def choice_of(config: Config, dtype: str, head_dim: int) -> Choice:

@@ -184,9 +184,10 @@ def _cute(
     changes: tuple[Edit, ...] = (),
     *,
     wrong: bool = False,
+    shared_bytes: int = 0,
 ) -> Trial:
     def call(inputs: Inputs) -> Call:
-        family = edits.family_of(shipped, one, changes)
+        family = edits.family_of(shipped, one, changes, shared_bytes)
         args = inputs.args(one, eight="fp8" in shipped.name)
         return partial(family.forward, args, inputs.out, inputs.lse, {})
 
@@ -205,6 +206,7 @@ def _cute_flash() -> Iterator[Trial]:
             room = edits.blocks_of_a_multiprocessor(number)
             yield make(f"room for {number} blocks", one, room)
         yield make("no exponentials", one, edits.NO_EXPONENTIALS, wrong=True)
+        yield make("two blocks on a multiprocessor", one, shared_bytes=80 << 10)
     two = edits.blocks_of_a_multiprocessor(2)
     for one in (config(64, 128, 4, 2), config(128, 64, 4, 2), config(64, 32, 4, 2)):
         yield make("other blocks, room for 2,", one, two)
