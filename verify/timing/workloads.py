@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
@@ -110,7 +110,7 @@ def as_stored(problem: Problem, support: Support) -> Problem:
     if STRIDED in support.storages:
         return problem
     storage = storage_kind(support.storages[0])()
-    return replace(problem, **{f"layout_{name}": storage for name in storage.holds})
+    return problem.but(**{f"layout_{name}": storage for name in storage.holds})
 
 
 @dataclass(frozen=True)
