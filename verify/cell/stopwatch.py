@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.cell.arena import slots_from, torch_dtype
+from verify.cell.arena import torch_dtype
 from verify.cell.launching import arguments_of, bound, buffers_of
 from verify.cell.loading import Breach
+from verify.problem.storage import parse_storage
 from verify.variant import Variant, Workspace
 
 VALUES = 4  # shown of the first and of the last row of a result
@@ -145,14 +146,22 @@ def _draw(message: dict[str, Any], buffers: dict[str, Tensor], seed: int) -> Non
     """Normal values in inputs, the same for every kernel; 1 in factors, NaN in all else."""
     device = torch.device(message["device"])
     draw = torch.Generator(device).manual_seed(seed)
-    for slot in slots_from(message["slots"]):
-        tensor = buffers[slot.name]
-        if slot.name in ("q", "k", "v", "dout"):
-            tensor.copy_(torch.randn(tensor.shape, generator=draw, device=device))
-        else:
-            for dim, stride in enumerate(tensor.stride()):
-                tensor = tensor if stride else tensor.narrow(dim, 0, 1)  # one element, shown often
-            tensor.fill_(1.0 if slot.name.startswith("descale_") else math.nan)
+    stored = message.get("stored", {})
+    drawn = set()
+    for name in ("q", "k", "v", "dout"):
+        if name in stored:
+            views = {of: buffers[slot] for of, slot in stored[name]["slots"].items()}
+            values = torch.randn(stored[name]["shape"], generator=draw, device=device)
+            parse_storage(stored[name]["name"]).write(values, views)
+            drawn.update(stored[name]["slots"].values())
+        elif name in buffers:
+            buffers[name].copy_(torch.randn(buffers[name].shape, generator=draw, device=device))
+            drawn.add(name)
+    for name in buffers.keys() - drawn:
+        tensor = buffers[name]
+        for dim, stride in enumerate(tensor.stride()):
+            tensor = tensor if stride else tensor.narrow(dim, 0, 1)  # one element, shown often
+        tensor.fill_(1.0 if name.startswith("descale_") else math.nan)
 
 
 def _workspace(variant: Variant, message: dict[str, Any], buffers: dict[str, Tensor]) -> Workspace:

@@ -22,6 +22,7 @@ from verify.profiling.metrics import QUANTITIES, KernelProfile, Quantity
 from verify.profiling.record import SCHEMA_VERSION, Profile, Profiles, keep, kernels_of
 from verify.profiling.session import Launch, profile
 from verify.profiling.tool import ProfileError, Profiler, find
+from verify.timing.workloads import as_stored
 from verify.variant import Config, Declaration
 
 _MOST_STALLS = 5
@@ -176,6 +177,7 @@ def _problem(request: Request, declaration: Declaration) -> Problem:
         )
     except ValueError as error:
         raise _Refused(USAGE, f"--shape, --dtype or --mask: {error}") from None
+    problem = as_stored(problem, declaration.support)
     refusal = declaration.support.refusal(problem)
     if refusal is not None:
         raise _Refused(USAGE, f"{declaration.ref} does not support this: {': '.join(refusal)}")

@@ -286,6 +286,7 @@ def _request(candidate: Candidate, rules: Rules) -> dict[str, Any]:
         "entry": workload.direction,
         "config": candidate.config.name,
         "slots": where.as_data(),
+        "stored": where.stored_as_data(),
         "size": where.size,
         "mask": problem.mask.name,
         "softmax_scale": problem.scale,

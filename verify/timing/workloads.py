@@ -17,7 +17,8 @@ from references.masks import Causal, Full
 from references.quantisation import parse_quantisation
 from verify.arithmetic.dtypes import dtype_named
 from verify.problem import Problem
-from verify.variant import Declaration
+from verify.problem.storage import STRIDED, storage_kind
+from verify.variant import Declaration, Support
 
 Mask = Literal["full", "causal"]
 Direction = Literal["forward", "backward"]
@@ -98,8 +99,18 @@ class Workload:
             return f"has no {self.direction}"
         descalings = declaration.support.descalings
         problem = self.problem(dtype, "none" if "none" in descalings else descalings[0])
+        problem = as_stored(problem, declaration.support)
         refusal = declaration.support.refusal(problem)
         return problem if refusal is None else ": ".join(refusal)
+
+
+def as_stored(problem: Problem, support: Support) -> Problem:
+    """The problem with the first storage of a support that takes no strided tensors, in its
+    simplest form; any other support leaves it as it is."""
+    if STRIDED in support.storages:
+        return problem
+    storage = storage_kind(support.storages[0])()
+    return problem.but(**{f"layout_{name}": storage for name in storage.holds})
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from tests.harness.gluon_interleavings import Program, ProtocolError
 from tests.harness.gluon_values import NO_CLUSTER, Copied, Place
 from tests.harness.in_process import declared, trial
 from tests.harness.ptx_host import convict, run
+from tests.planted import gluon_fp8_forward
 from verify.arithmetic.mma import unit_for
 from verify.cuda.edits import Edit
 from verify.cuda.sass import listing
@@ -231,11 +232,7 @@ def test_it_adds_up_as_declared(config: Config, every: int) -> None:
 
 def test_sums_that_are_never_promoted_are_named() -> None:
     """Blocks chained through wgmma's own 13 bits."""
-    chained = host_of(
-        Edit(r"(v_tile\.permute\(\(1, 0\)\), )no_o, use_acc=False", r"\1acc", 2),
-        Edit(r"acc = acc \+ o\n", "acc = o\n"),
-        Edit(r"acc = acc \+ warpgroup", "acc = warpgroup"),
-    )
+    chained = host_of(*gluon_fp8_forward.SLIPS["chained-sums"].edits)
     convicted(
         numerics_of(chained, SMALL, E4M3), "promoted every 64", "13 fraction bits, never promoted"
     )
@@ -303,13 +300,42 @@ RACES = {
 }
 
 
+def check_protocol(made: Host) -> None:
+    """Raises ProtocolError if some walk shows a broken one."""
+    for slots in (1, 2, 3):
+        for low, high in WALKS:
+            program(made, low, high, slots).check()
+
+
 @pytest.mark.parametrize("race", RACES)
 def test_a_broken_protocol_is_found(race: str) -> None:
-    made = host_of(RACES[race])
-    with pytest.raises(ProtocolError):  # noqa: PT012 - one of these walks shows it
-        for slots in (1, 2, 3):
-            for low, high in WALKS:
-                program(made, low, high, slots).check()
+    with pytest.raises(ProtocolError):
+        check_protocol(host_of(RACES[race]))
+
+
+# Planted copies; "chained-sums" is convicted above.
+
+
+@pytest.mark.parametrize("slip", ["missing-wait", "early-refill"])
+def test_planted_races_are_found(slip: str) -> None:
+    with pytest.raises(ProtocolError):
+        check_protocol(host_of(*gluon_fp8_forward.SLIPS[slip].edits))
+
+
+@pytest.mark.parametrize("slip", ["mask-bound", "wrong-factor"])
+def test_planted_wrong_results_leave_the_bounds(slip: str) -> None:
+    assert verdict(host_of(*gluon_fp8_forward.SLIPS[slip].edits), FAULTY, ALONE) is not None
+
+
+@pytest.mark.for_ci
+@pytest.mark.parametrize("slip", gluon_fp8_forward.SLIPS)
+def test_planted_copies_compile_and_differ(slip: str) -> None:
+    copies = gluon_fp8_forward.COPIES
+    assert copies.config is ALONE  # whose one slot the planted refill needs
+    copy = copies.copy_of(slip)
+    assert copy.fetch_columns.__module__.startswith("planted_gluon_fp8_")
+    choice = copies.config, E4M3, 128, "causal", "bfloat16", "sm_90a"
+    assert copy._compile(*choice).cubin != kernel._compile(*choice).cubin
 
 
 # Builds.

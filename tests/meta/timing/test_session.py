@@ -88,6 +88,33 @@ def test_wrong_values_show(session: Session, fork_server: ForkServer, write: Wri
     assert rows[1]["differs"].startswith("first row, column 1: ")
 
 
+COLUMNS = """
+v = args.stored["v"].tensors[""].mT
+scores = (args.q @ args.k.mT) * args.softmax_scale
+out.copy_(scores.softmax(-1) @ v)
+lse.copy_(scores.logsumexp(-1))
+"""
+
+
+def test_a_kernel_without_strided_storage_gets_the_same_values(
+    session: Session, fork_server: ForkServer, write: Writer
+) -> None:
+    """Laid out as it takes them; rows as they lie would be another V."""
+    rows_as_they_lie = COLUMNS.replace(".mT\nscores", ".reshape(args.v.shape)\nscores")
+    assert rows_as_they_lie != COLUMNS
+    paths = [write(HONEST)]
+    paths += [write(body) for body in (COLUMNS, rows_as_they_lie)]
+    for path in paths[1:]:
+        text = path.read_text()
+        assert "head_dims=(8,)" in text
+        own = 'head_dims=(8,), storages=("transposedv",)'
+        path.write_text(text.replace("head_dims=(8,)", own))
+    rows = timed(session, [candidate(path, fork_server) for path in paths])
+    assert [one["reason"] for one in rows] == [""] * 3
+    assert rows[1]["first"] == pytest.approx(rows[0]["first"])
+    assert [bool(one["differs"]) for one in rows] == [False, False, True]
+
+
 def test_elements_that_nothing_writes_show(
     session: Session, fork_server: ForkServer, write: Writer
 ) -> None:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from verify.timing.workloads import SUITES, Workload, of_shapes, parse_shape
+from verify.timing.workloads import SUITES, Workload, as_stored, of_shapes, parse_shape
+from verify.variant import Support
 
 # (1, 8, 8192, 64): 4 * 8 * 8192^2 * 64 operations.
 ONE = Workload(batch=1, heads=8, seqlen=8192, head_dim=64)
@@ -81,3 +82,13 @@ def test_shapes_are_read() -> None:
 def test_a_problem_is_plain_attention() -> None:
     problem = replace(ONE, mask="causal").problem("float16")
     assert problem.name == "hq=8,hkv=8,sq=8192,skv=8192,d=64,dtype=float16,mask=causal"
+
+
+def test_a_support_without_strided_storage_gets_its_own() -> None:
+    plain = ONE.problem("float8_e4m3fn")
+    own = as_stored(
+        plain, Support(dtypes=("float8_e4m3fn",), head_dims=(64,), storages=("transposedv",))
+    )
+    assert own.name == f"{plain.name},lv=transposedv"
+    both = Support(dtypes=("float8_e4m3fn",), head_dims=(64,), storages=("transposedv", "strided"))
+    assert as_stored(plain, both) == plain

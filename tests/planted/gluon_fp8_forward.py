@@ -1,0 +1,52 @@
+"""Known-bad copies of `gluon-hopper-fp8-forward`, one slip of the hand each (`gluon_copies`)."""
+
+from dataclasses import replace
+
+from kernels.gluon import hopper_fp8_forward
+from tests.planted.gluon_copies import MASK_BOUND, MISSING_WAIT, Copies, Slip, narrow
+from verify.cuda.edits import Edit
+from verify.variant import Variant
+
+SLIPS = {
+    "missing-wait": MISSING_WAIT,
+    "early-refill": Slip(
+        (
+            # V's refill comes before P V.
+            Edit(
+                r"(?s)( {12}hide_columns\(v_tile, nth_block\(walk, t - 1\)[^\n]*\n)(.*?)"
+                r"( {12}key = nth_block\(walk, t - 1 \+ STAGES\) \* BLOCK_N\n.*?"
+                r" {12}fetch_columns\(v, [^\n]*\n)",
+                r"\1            meet()\n\3\2",
+            ),
+        ),
+        "copies the next tile of V over the one that P V still has to read",
+    ),
+    "mask-bound": MASK_BOUND,
+    "wrong-factor": Slip(
+        (Edit(r"batch, head64, 2\)", "batch, head64, 1)"),),
+        "scales O by the factor of K",
+    ),
+    "chained-sums": Slip(
+        (
+            Edit(r"(v_tile\.permute\(\(1, 0\)\), )no_o, use_acc=False", r"\1acc", 2),
+            Edit(r"acc = acc \+ o\n", "acc = o\n"),
+            Edit(r"acc = acc \+ warpgroup", "acc = warpgroup"),
+        ),
+        "adds all keys up in the 13 bits of wgmma, which is declared as promoted per block",
+    ),
+}
+
+# One slot, into which every next tile is copied.
+COPIES = Copies(
+    name="gluon-fp8",
+    files=("ring", "softmax", "columns", "hopper_fp8_forward"),
+    slips=SLIPS,
+    shipped=hopper_fp8_forward.VARIANT,
+    config=hopper_fp8_forward.VARIANT.configs[3],
+    support=replace(
+        narrow(hopper_fp8_forward.SUPPORT, "float8_e4m3fn", 128),
+        dtypes_out=(),
+        descalings=("none", "head"),
+    ),
+)
+VARIANTS: list[Variant] = COPIES.variants()
