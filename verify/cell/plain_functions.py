@@ -140,10 +140,37 @@ def find(module: Any, path: Path) -> Callable[..., Any]:
     ]
     if len(candidates) == 1:
         return candidates[0]
+    nearly = "" if candidates else _nearly(list(functions.values()))
     raise Breach(
         f"{path.name} declares no VARIANT and has {'no' if not candidates else 'more than one'}"
-        f" function of (q, k, v): declare one, or name the function {' or '.join(_NAMES[:2])}"
+        f" function of (q, k, v){nearly}: declare one, or name the function"
+        f" {' or '.join(_NAMES[:2])}"
     )
+
+
+def _nearly(functions: Sequence[Callable[..., Any]]) -> str:
+    """The public functions that begin with q, and how to have one judged, as part of a message."""
+    found = [f for f in functions if _leading(f)[:1] in (["q"], ["query"])]
+    if not found:
+        return ""
+    parameters = list(inspect.signature(found[0]).parameters)
+    text = f", only {found[0].__name__}({', '.join(parameters)})"
+    return f"{text};{_how_to_call(parameters)}" if _packs(parameters) else text
+
+
+def _packs(parameters: Sequence[str]) -> bool:
+    """Whether the names are those of packed sequences or of a paged cache."""
+    return any(name.startswith(("cu_seqlens", "block_table", "page_table")) for name in parameters)
+
+
+def _how_to_call(parameters: Sequence[str]) -> str:
+    """What to write around a function that has further parameters."""
+    if _packs(parameters):
+        return (
+            " write an attention(q, k, v) around it that packs its tensors, or declare a VARIANT"
+            " (docs/adding-a-kernel.md)"
+        )
+    return " write an attention(q, k, v) around it that passes one"
 
 
 def _leading(function: Callable[..., Any]) -> list[str]:
@@ -190,11 +217,11 @@ class Signature:
         loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         empty = inspect.Parameter.empty
         required = frozenset(name for name, each in others.items() if each.default is empty)
-        for name in sorted(required):
+        for name in (name for name in others if name in required):
             if name not in _KNOWN and others[name].kind not in loose:
                 raise DeclarationError(
                     f"{function.__name__}: unknown parameter {name!r} has no default (known:"
-                    f" {', '.join(_KNOWN)})"
+                    f" {', '.join(_KNOWN)}); give it one, or{_how_to_call(list(required))}"
                 )
         named = zip(_PURPOSES, (_CAUSAL, _SCALE, _MASK, _WINDOW, _SOFTCAP, _GROUPED), strict=True)
         by_purpose: dict[str, Any] = {
@@ -231,11 +258,15 @@ class Signature:
 
     def keywords(self, args: AttentionArgs) -> dict[str, Any]:
         """The keyword arguments of a call.  A window is (left, right) as in flash-attn, -1 for an
-        open side."""
-        plain = {self.causal: False, self.mask: None, self.grouped: False}
+        open side.
+
+        Flags are always passed: a function may be causal by default.
+        """
         keywords: dict[str, Any] = {
-            name: value for name, value in plain.items() if name in self.required
+            name: False for name in (self.causal, self.grouped) if name is not None
         }
+        if self.mask is not None and self.mask in self.required:
+            keywords[self.mask] = None
         window = (-1, -1)
         if isinstance(args.mask, Window):
             window = _side(args.mask.left), _side(args.mask.right)
