@@ -241,7 +241,7 @@ def test_a_file_that_takes_too_much_memory_to_load_is_no_error_of_the_judge(
     cell: Cell, write: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VERIFY_LIFE_MEMORY", "0.25")
-    reply = run(cell, write(before="kept = b'x' * (400 << 20)"))
+    reply = run(cell, write(before="kept = b'x' * (200 << 20)"))
     assert reply.status == "out of memory"
     assert reply.message.startswith("loading it: ")
     assert run(cell, write()).ok
