@@ -45,6 +45,8 @@ class Diagnoses:
         finding, p = ruling.finding, trial.problem
         if finding is None or finding.oracle not in _JUDGES or trial.entry != "forward":
             return ruling
+        if p.quantisation.scaled or p.format.itemsize == 1:  # factors go with the heads and rows
+            return ruling
         if trial.first.out is None or p.pairs * (p.head_dim + p.head_dim_v) > _MOST:
             return ruling
         said = self._said(trial)
@@ -53,6 +55,9 @@ class Diagnoses:
         return replace(ruling, finding=replace(finding, message=f"{finding.message}; {said}"))
 
     def _said(self, trial: Trial) -> str:
+        truth = trial.truth
+        if _out_holds(trial, truth) and _lse_holds(trial, truth.lse, truth.lse_bound):
+            return ""  # what is wrong is less than a bound
         overflow = _overflow(trial)
         if overflow:
             return overflow

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Full, Mask, Window
-from verify.problem import Problem
+from verify.problem import Layout, Problem
 
 Values = tuple[Tensor, Tensor, Tensor]
 
@@ -35,7 +35,9 @@ class Hypothesis:
 
 
 def hypotheses(p: Problem, values: Values) -> Iterator[Hypothesis]:
-    """All that differ from the problem; values: its q, k and v, dequantised, at full shapes."""
+    """All that differ from the problem, on contiguous tensors; values: its q, k and v at full
+    shapes."""
+    p = p.but(**{f"layout_{name}": Layout() for name in p.layouts})
     for key, text, problem in _scales(p):
         yield Hypothesis(key, text, problem, values)
     for mask, key in _masks(p.mask):

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from references.masks import parse_mask
 from tests.harness.fake_trials import OK, PLAIN, right_run, trial_of
+from verify.evidence import Finding
 from verify.judging import diagnosis
 from verify.judging.diagnosis import Diagnoses
+from verify.judging.findings import Ruling
 from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.oracles import bound
-from verify.problem import Problem
+from verify.problem import Layout, Problem
 from verify.variant import Contract, Numerics, Output, Products, Softmax
 
 EXACT = Numerics(
@@ -126,6 +128,20 @@ def test_a_right_kernel_has_no_diagnosis() -> None:
     ruling = bound.FORWARD.judge(trial)
     assert ruling.finding is None
     assert Diagnoses().explained(trial, ruling) is ruling
+
+
+def test_what_is_less_than_a_bound_has_no_diagnosis() -> None:
+    """Such a finding is of numbers that are known, not of another problem."""
+    trial = trial_of(PLAIN, numerics=EXACT)
+    trial.launches["first"] = right_run(trial)
+    finding = Finding(oracle="bound", message="no rounding of what is known", got=1.0, bound=0.0)
+    ruling = Ruling(finding)
+    assert Diagnoses().explained(trial, ruling) is ruling
+
+
+def test_strides_do_not_matter() -> None:
+    strided = PLAIN.but(heads_q=6, heads_kv=3, layout_k=Layout("bshd", 8, 1))
+    assert "h % heads_kv" in said(Diagnoses(), wrongly(strided, "modulo"))
 
 
 def test_a_right_lse_beside_a_wrong_output_says_where_to_look() -> None:
