@@ -6,18 +6,17 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Callable, Generator, Hashable, Iterator
+from collections.abc import Generator, Hashable, Iterator
 from datetime import UTC, datetime
 from importlib import import_module
-from itertools import chain, groupby
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 
 from verify.bundle import ROOT
 from verify.machine import device, leash  # imports no torch
+from verify.machine.dealing import dealt
 from verify.machine.defaults import PROFILES
 from verify.machine.settings import SettingError, check
 
@@ -25,7 +24,6 @@ if str(ROOT) not in sys.path:  # the plugin is imported before a test brings its
     sys.path.append(str(ROOT))
 pytest_plugins = ("tests.properties.tier",)
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
-_T = TypeVar("_T")
 if _WORKER:  # this process must not outlive the one that started it
     leash.die_with(os.getppid())
 
@@ -269,40 +267,10 @@ def _seconds(item: pytest.Item) -> float:
     return 0.0 if marker is None else float(marker.args[0])
 
 
-def _alone(item: object) -> Hashable:
-    return item
-
-
 def _source(item: pytest.Item) -> Hashable:
     """What items of one function share if the problems of their targets are the same draws."""
     target = item.callspec.params.get("target") if hasattr(item, "callspec") else None
     return item if target is None else (item.nodeid.partition("[")[0], target.declaration.ref)
-
-
-def dealt(
-    items: list[_T],
-    seconds: Callable[[_T], float],
-    shares: int,
-    kin: Callable[[_T], Hashable] = _alone,
-) -> list[_T]:
-    """Order the items so that `shares` workers end at about the same time.
-
-    xdist first gives every worker an equal part of the items; a worker without work then takes the
-    last items of another's part.  So each part begins with its share of the long items, the longest
-    first; neighbours of one kin go to one worker, which does once what they have in common.  The
-    others, for which seconds(item) is 0, follow in their order.
-    """
-    if shares < 2:
-        return items
-    long = sorted((item for item in items if seconds(item)), key=seconds, reverse=True)
-    kins = [list(run) for _, run in groupby(long, key=lambda item: (seconds(item), kin(item)))]
-    short = [item for item in items if not seconds(item)]
-    size = -(-len(short) // shares)
-    runs = [
-        [*chain.from_iterable(kins[n::shares]), *short[n * size : (n + 1) * size]]
-        for n in range(shares)
-    ]
-    return [item for run in runs for item in run]
 
 
 @pytest.fixture(scope="session")

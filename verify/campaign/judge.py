@@ -25,6 +25,7 @@ from verify.cell.process import Cell, ForkServer
 from verify.evidence import INAPPLICABLE, Drawn, Evidence, Phase, Recorder, Verdict
 from verify.evidence.known_failures import Xfail, Xfails
 from verify.judging import aftermath
+from verify.judging.diagnosis import Diagnoses
 from verify.judging.findings import Ruling
 from verify.judging.history import Hearing, History
 from verify.judging.run_checks import held
@@ -66,6 +67,7 @@ class Judge:
     refused: dict[tuple[str, str, str], int] = field(default_factory=dict)
     histories: dict[str, History] = field(default_factory=dict)  # path of a kernel file -> history
     layouts: Layouts = field(default_factory=Layouts)
+    diagnoses: Diagnoses = field(default_factory=Diagnoses)
     _arch: str = ""
 
     def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
@@ -144,8 +146,7 @@ class Judge:
             self.recorder.begin(case.id, phase, target.declaration.ref)
             trial = self._trial(target, problem)
         rulings = [
-            (name, self.layouts.explained(trial, ruling))
-            for name, ruling in self._rulings(target, trial)
+            (name, self._explained(trial, ruling)) for name, ruling in self._rulings(target, trial)
         ]
         if not trial.refuses and rulings[0][0] == "execution" and _refused(trial):
             self.refused[key] = self.refused.get(key, 0) + 1
@@ -201,6 +202,11 @@ class Judge:
             if len(rulings) < 2:  # execution failed, so memory was not checked
                 return rulings
         return rulings + [(oracle.name, oracle.rule(trial)) for oracle in _asked(target)]
+
+    def _explained(self, trial: Trial, ruling: Ruling) -> Ruling:
+        """The ruling, with what its finding can say of the cause."""
+        told = self.layouts.explained(trial, ruling)
+        return told if told is not ruling else self.diagnoses.explained(trial, ruling)
 
     def _standing(self, case: Case, target: Target) -> list[Verdict]:
         """The verdicts of an earlier process of this run, if every applicable oracle has judged the

@@ -87,16 +87,31 @@ def descendants(pid: int) -> list[int]:
 def compiling(pid: int) -> bool:
     """Whether a compiler runs in that process (`verify.cell.telling`) or somewhere below it."""
     below = descendants(pid)
-    if any(told_by(each) for each in (pid, *below)):
-        return True
-    for child in below:
-        with contextlib.suppress(OSError):
-            if (
-                Path(f"/proc/{child}/comm").read_text(encoding="utf-8", errors="replace").strip()
-                in _COMPILERS
-            ):
-                return True
+    return any(map(told_by, (pid, *below))) or any(map(_compiles, below))
+
+
+def _compiles(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace")
+        return name.strip() in _COMPILERS
     return False
+
+
+def held_below(pid: int) -> int:
+    """Resident bytes of that process's descendants, without compilers: those that they share with
+    nobody, and their parts of those that they share with each other or with their parent."""
+    return sum(_own_part(child) for child in descendants(pid) if not _compiles(child))
+
+
+def _own_part(pid: int) -> int:
+    """Of a page that a fork shares with its parent each has its part.  A process can hide these
+    numbers; its resident ones it cannot."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return resident(pid)
+    parts = [line.split() for line in lines if line.startswith("Pss_Anon:")]
+    return int(parts[0][1]) << 10 if parts else resident(pid)
 
 
 def kill_orphans(spared: Collection[int]) -> None:

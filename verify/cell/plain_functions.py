@@ -7,7 +7,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from references.masks import Causal, Full, Window, mask_words
+from references.masks import mask_words
 from verify.adapters import adapter_named, signature
 from verify.cell import plain_gradients
 from verify.cell.breach import Breach
 from verify.cell.layout_twins import LAYOUTS, twin
 from verify.cell.plain_callables import as_function, is_callable
+from verify.cell.plain_signature import Signature, how_to_call, packs
 from verify.cell.signatures import as_documented
 from verify.variant import (
     AttentionArgs,
@@ -54,16 +55,6 @@ _NAMES = (
     "sdpa",
     "mha",
 )
-# Known names of parameters, by purpose.
-_CAUSAL = ("causal", "is_causal")
-_SCALE = ("softmax_scale", "sm_scale", "scale")
-_MASK = ("attn_mask", "mask")
-_WINDOW = ("window_size",)
-_SOFTCAP = ("softcap",)
-_GROUPED = ("enable_gqa",)
-_PURPOSES = ("causal", "scale", "mask", "window", "softcap", "grouped")
-_KNOWN = (*_CAUSAL, *_SCALE, *_MASK, *_WINDOW, *_SOFTCAP, *_GROUPED)
-
 Call = Callable[[AttentionArgs, Sequence[Tensor]], Any]
 """(args, [q, k, v] in the function's layout) -> what the function returns."""
 
@@ -140,10 +131,22 @@ def find(module: Any, path: Path) -> Callable[..., Any]:
     ]
     if len(candidates) == 1:
         return candidates[0]
+    nearly = "" if candidates else _nearly(list(functions.values()))
     raise Breach(
         f"{path.name} declares no VARIANT and has {'no' if not candidates else 'more than one'}"
-        f" function of (q, k, v): declare one, or name the function {' or '.join(_NAMES[:2])}"
+        f" function of (q, k, v){nearly}: declare one, or name the function"
+        f" {' or '.join(_NAMES[:2])}"
     )
+
+
+def _nearly(functions: Sequence[Callable[..., Any]]) -> str:
+    """The public functions that begin with q, and how to have one judged, as part of a message."""
+    found = [f for f in functions if _leading(f)[:1] in (["q"], ["query"])]
+    if not found:
+        return ""
+    parameters = list(inspect.signature(found[0]).parameters)
+    text = f", only {found[0].__name__}({', '.join(parameters)})"
+    return f"{text};{how_to_call(parameters)}" if packs(parameters) else text
 
 
 def _leading(function: Callable[..., Any]) -> list[str]:
@@ -160,105 +163,6 @@ def _settings(module: Any) -> dict[str, Any]:
             except ValueError as error:
                 raise DeclarationError(f"{name}: {error}") from None
     return settings
-
-
-@dataclass(frozen=True)
-class Signature:
-    """A function's parameters other than q, k and v: the name for each purpose, or None."""
-
-    causal: str | None
-    scale: str | None
-    mask: str | None
-    window: str | None
-    softcap: str | None
-    grouped: str | None
-    required: frozenset[str]  # those without a default, which every call passes
-
-    @staticmethod
-    def of(function: Callable[..., Any]) -> Signature:
-        """The signature of a function.  Raises DeclarationError for an unknown parameter without a
-        default."""
-        parameters = dict(inspect.signature(function).parameters)
-        by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        first = [name for name, each in parameters.items() if each.kind in by_position][:3]
-        variadic = [each.kind for each in parameters.values()]
-        if len(first) < 3 and inspect.Parameter.VAR_POSITIONAL not in variadic:
-            raise DeclarationError(
-                f"{function.__name__}: does not take three tensors q, k and v by position"
-            )
-        others = {name: each for name, each in parameters.items() if name not in first}
-        loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        empty = inspect.Parameter.empty
-        required = frozenset(name for name, each in others.items() if each.default is empty)
-        for name in sorted(required):
-            if name not in _KNOWN and others[name].kind not in loose:
-                raise DeclarationError(
-                    f"{function.__name__}: unknown parameter {name!r} has no default (known:"
-                    f" {', '.join(_KNOWN)})"
-                )
-        named = zip(_PURPOSES, (_CAUSAL, _SCALE, _MASK, _WINDOW, _SOFTCAP, _GROUPED), strict=True)
-        by_purpose: dict[str, Any] = {
-            purpose: next((name for name in names if name in others), None)
-            for purpose, names in named
-        }
-        return Signature(**by_purpose, required=required)
-
-    @property
-    def masks(self) -> tuple[str, ...]:
-        """The mask kinds that can be drawn: only square ones, for which both alignments agree."""
-        causal = self.causal or self.mask or self.window
-        return (
-            "full",
-            *(("causal.square",) if causal else ()),
-            *(("window.square",) if self.window else ()),
-        )
-
-    def masks_of(self, wanted: Sequence[str] | None) -> tuple[str, ...]:
-        """The wanted mask kinds, by default `masks`.  Raises DeclarationError for one that the
-        function has no parameter for."""
-        if wanted is None:
-            return self.masks
-        flags = ("causal", "causal.tl") if self.causal or self.mask else ()
-        legal = tuple(dict.fromkeys((*self.masks, *flags, *(mask_words() if self.mask else ()))))
-        for word in wanted:
-            if word not in legal:
-                raise DeclarationError(
-                    f"MASKS: {word!r} cannot be passed to this function, only {', '.join(legal)}"
-                )
-        if self.mask is None and {"causal", "causal.tl"} <= set(wanted):
-            raise DeclarationError("MASKS: one flag is no two alignments: causal or causal.tl")
-        return tuple(wanted)
-
-    def keywords(self, args: AttentionArgs) -> dict[str, Any]:
-        """The keyword arguments of a call.  A window is (left, right) as in flash-attn, -1 for an
-        open side."""
-        plain = {self.causal: False, self.mask: None, self.grouped: False}
-        keywords: dict[str, Any] = {
-            name: value for name, value in plain.items() if name in self.required
-        }
-        window = (-1, -1)
-        if isinstance(args.mask, Window):
-            window = _side(args.mask.left), _side(args.mask.right)
-        elif isinstance(args.mask, Causal) and self.causal is not None:
-            keywords[self.causal] = True
-        elif isinstance(args.mask, Causal) and self.window is not None:
-            window = (-1, 0)
-        elif not isinstance(args.mask, Full) and self.mask is not None:
-            shape = args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv
-            keywords[self.mask] = args.mask.dense(*shape, device=args.q.device).contiguous()
-        if self.window is not None:
-            keywords[self.window] = window
-        if self.scale is not None:
-            keywords[self.scale] = args.softmax_scale
-        if self.softcap is not None:
-            keywords[self.softcap] = args.softcap
-        if self.grouped is not None and args.heads_q != args.heads_kv:
-            keywords[self.grouped] = True
-        return keywords
-
-
-def _side(tokens: int | None) -> int:
-    return -1 if tokens is None else tokens
 
 
 def _by_signature(function: Callable[..., Any], signature: Signature) -> Call:

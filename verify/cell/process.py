@@ -13,10 +13,9 @@ import re
 import select
 import signal
 import socket
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,9 +32,16 @@ from verify.cell.fork_server import (
     ForkServer,
     InfrastructureError,
 )
+from verify.cell.limits import (
+    Output,
+    TooMuchMemory,
+    Watch,
+    build_deadline,
+    held,
+    memory_limit,
+)
 from verify.cell.protocol import Closed, Countdown, receive, send
 from verify.cell.untrusted_text import visible, visible_data
-from verify.machine import settings, turns
 
 __all__ = [
     "COMPILER",
@@ -48,15 +54,15 @@ __all__ = [
     "ForkServer",
     "InfrastructureError",
     "Reply",
+    "memory_limit",
 ]
 
-_BUILD_DEADLINE = 900.0  # seconds to load a kernel file, and to wait for a compiler it has started
 _LARGEST_DEVICE = 1 << 50  # bytes; no device has more
 _BUDGET = 8  # a message of several launches begins none after this part of the deadline of one
 _LAST_WORDS = 1500  # characters of a dead process's output
 # faulthandler's list of loaded modules, which says nothing of the kernel
 _MODULES = re.compile(r"\nExtension modules: [^\n]*")
-_MEMORY_LIMIT = 16 << 30  # bytes for one kernel process, on a machine with twice as much
+_MOST_OUTPUT = 1 << 20  # bytes of its output that stay on the disk
 
 
 @dataclass(frozen=True)
@@ -82,46 +88,6 @@ class Reply:
         return self.status == "ok"
 
 
-class _TooMuchMemory(Exception):  # noqa: N818 - the kernel process's fault, not the judge's
-    """A kernel process takes more memory than it may."""
-
-
-class _Watch:
-    """Watches a kernel process during a request: its memory, and whether a compiler runs, whose
-    time does not count."""
-
-    def __init__(self, pid: int, building: float, compiles: Callable[[], bool]) -> None:
-        self._pid = pid
-        self._building = building
-        self._compiles = compiles
-        self._most = resident(pid) + memory_limit()  # memory from earlier requests does not count
-
-    def counts(self, seconds: float) -> float:
-        """How many of the passed `seconds` count against the deadline.  Raises
-        _TooMuchMemory."""
-        turns.GPU.make_way()
-        if resident(self._pid) > self._most:
-            raise _TooMuchMemory
-        if self._building <= 0 or not self._compiles():
-            return seconds
-        self._building -= seconds
-        return 0.0
-
-
-def build_deadline() -> float:
-    """Seconds for loading or compiling a kernel file: VERIFY_BUILD_DEADLINE, or 900."""
-    return settings.seconds("VERIFY_BUILD_DEADLINE", _BUILD_DEADLINE)
-
-
-def memory_limit() -> float:
-    """Bytes that a kernel process may have unshared: VERIFY_LIFE_MEMORY (in GiB) if it is set, else
-    16 GiB or half of the machine's memory, the smaller one."""
-    setting = os.environ.get("VERIFY_LIFE_MEMORY")
-    if setting is not None:
-        return float(setting) * (1 << 30)
-    return min(_MEMORY_LIMIT, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2)
-
-
 def _bytes(value: object) -> int:
     """A number of bytes that a kernel process sent; 0 for anything that is not one."""
     return value if type(value) is int and 0 <= value < _LARGEST_DEVICE else 0
@@ -130,8 +96,10 @@ def _bytes(value: object) -> int:
 class Cell:
     """One kernel process at a time, which loads kernel files and runs them in the judge's arena.
 
-    process_number: kernel processes started so far.
+    process_number: kernel processes started so far.  most_output: see `Output`.
     """
+
+    most_output = _MOST_OUTPUT
 
     def __init__(self, fork_server: ForkServer) -> None:
         self.environment = fork_server.environment
@@ -139,7 +107,7 @@ class Cell:
         self._fork_server = fork_server
         self._socket: socket.socket | None = None
         self._pid = 0
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the cell
+        self._output = Output(self.most_output)
         self._loaded: set[str] = set()
         self._arena_generation = 0
         self._hangs: Counter[str] = Counter()  # consecutive hangs, by variant
@@ -160,6 +128,8 @@ class Cell:
                     f"loading it: {reply.message} (VERIFY_BUILD_DEADLINE sets how long it may take)"
                 ),
             )
+        if reply.ok and self._socket is None:  # a fresh process would take as much
+            reply = replace(reply, status="out of memory", message=f"loading it: {reply.message}")
         if reply.ok:
             self._loaded.add(path)
         return reply
@@ -246,7 +216,7 @@ class Cell:
     def close(self) -> None:
         """End the kernel process, and close the cell."""
         self._end_process()
-        self._log.close()
+        self._output.file.close()
 
     def restart(self) -> None:
         """End the kernel process; the next request gets a fresh one."""
@@ -282,7 +252,7 @@ class Cell:
         `build_deadline`."""
         assert self._socket is not None
         most = build_deadline() if building is None else building
-        watch = _Watch(self._pid, most, self._compiles)
+        watch = Watch(self._pid, most, self._compiles, self._output)
         begun = time.perf_counter()
         before = resident(self._pid)
         self._socket.settimeout(deadline)
@@ -299,7 +269,7 @@ class Cell:
                 f"no answer within {deadline:g} s; killed",
                 seconds=time.perf_counter() - begun,
             )
-        except _TooMuchMemory:
+        except TooMuchMemory:
             text = f"its process took {self._taken()}; killed"
             self._end_process()
             return Reply("out of memory", text, seconds=time.perf_counter() - begun)
@@ -308,6 +278,7 @@ class Cell:
                 "crash", self._exit_description(str(end)), seconds=time.perf_counter() - begun
             )
         seconds = time.perf_counter() - begun
+        self._output.shorten()
         # Text of a kernel enters the judge only here.  Paths of sources are opened, never shown.
         sources = data.get("sources")
         data = visible_data(data)
@@ -324,7 +295,7 @@ class Cell:
             taken=_bytes(data.get("taken")),
             data=data,
         )
-        if resident(self._pid) > memory_limit():
+        if held(self._pid) > memory_limit():
             reply = replace(
                 reply,
                 message=f"{reason}\nits process took {self._taken()}; a fresh one follows".strip(),
@@ -335,7 +306,7 @@ class Cell:
         return reply
 
     def _taken(self) -> str:
-        taken, limit = resident(self._pid) / (1 << 30), memory_limit() / (1 << 30)
+        taken, limit = held(self._pid) / (1 << 30), memory_limit() / (1 << 30)
         return (
             f"{taken:.1f} GiB of memory, more than the {limit:.1f} GiB that it may have"
             " (VERIFY_LIFE_MEMORY, in GiB)"
@@ -348,9 +319,8 @@ class Cell:
             self._end_process()
         if self._socket is not None:
             return
-        self._log.seek(0)
-        self._log.truncate()
-        self._socket, self._pid = self._fork_server.fork(self._log.fileno())
+        self._output.begin()
+        self._socket, self._pid = self._fork_server.fork(self._output.file.fileno())
         self._loaded.clear()
         self._arena_generation = 0
         self.process_number += 1
@@ -397,8 +367,7 @@ class Cell:
         else:
             how = f"exited with status {status}"
         with contextlib.suppress(OSError):
-            self._log.seek(max(self._log.seek(0, os.SEEK_END) - 2 * _LAST_WORDS, 0))
-            written = _MODULES.sub("", self._log.read().decode(errors="replace"))
+            written = _MODULES.sub("", self._output.end(2 * _LAST_WORDS))
             output = visible(written[-_LAST_WORDS:]).strip()
             return f"{how}\n{output}" if output else how
         return how

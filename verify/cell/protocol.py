@@ -14,6 +14,7 @@ from typing import Any
 
 _HEADER = struct.Struct("<I")
 _LIMIT = 64 << 20
+_LEVELS = 64  # of objects and lists in a message, which functions that call themselves read
 _SLICE = 0.5  # seconds between two calls of a Countdown's `counts`
 _FIRST = 0.05  # seconds until the first one
 
@@ -102,7 +103,25 @@ def _receive(
         raise Closed("not JSON") from error
     if not isinstance(message, dict):
         raise Closed("not an object")
+    # Most messages have fewer brackets than levels are allowed.
+    if body.count(b"[") + body.count(b"{") > _LEVELS and _levels(message) > _LEVELS:
+        raise Closed(f"an object of more than {_LEVELS} levels")
     return message, fds
+
+
+def _levels(message: dict[str, Any]) -> int:
+    """How deeply objects and lists are nested, without a recursion."""
+    levels = 0
+    level: list[Any] = [message]
+    while level:
+        levels += 1
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+    return levels
 
 
 def _part(

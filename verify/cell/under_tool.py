@@ -105,8 +105,10 @@ class ToolCell(Cell):
     """A cell with one kernel process, under a tool.
 
     prefix: the tool's command line.  program: the module that is the process; it connects to the
-    socket whose path is its argument.
+    socket whose path is its argument.  Its output is the tool's report.
     """
+
+    most_output = 1 << 30
 
     def __init__(self, environment: Environment, prefix: Sequence[str], program: str) -> None:
         self._program = _Wrapped(environment, [*prefix, sys.executable, "-m", program])
@@ -130,8 +132,7 @@ class ToolCell(Cell):
 
     def printed(self, most: int) -> str:
         """The last `most` bytes of the same, as they came: not yet `visible`."""
-        self._log.seek(max(self._log.seek(0, os.SEEK_END) - most, 0))
-        return self._log.read().decode(errors="replace")
+        return self._output.end(most)
 
     def run(self, path: str, request: dict[str, Any], arena: Arena) -> Reply:
         """Like Cell.run; keeps a reply that is not "ok": the judge asks again, in a fresh process,

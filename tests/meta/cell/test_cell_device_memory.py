@@ -10,8 +10,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from verify.cell import child
+from verify.cell import kernel_process
 from verify.cell.device_memory import DeviceMemory
+from verify.cell.limits import Output
 from verify.cell.process import Cell, _bytes
 
 TOTAL = 80 << 30
@@ -92,14 +93,16 @@ def test_a_run_on_a_device_says_what_it_kept(
     device: str, wanted: dict[str, Any], takes: Takes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextlib.contextmanager
-    def on_device(self: child.KernelProcess, message: dict[str, Any]) -> Iterator[torch.Tensor]:
+    def on_device(
+        self: kernel_process.KernelProcess, message: dict[str, Any]
+    ) -> Iterator[torch.Tensor]:
         yield torch.empty(0, dtype=torch.uint8)
 
-    monkeypatch.setattr(child.KernelProcess, "_on_device", on_device)
-    monkeypatch.setattr(child, "launch", lambda variant, message, arena: takes(64)())
+    monkeypatch.setattr(kernel_process.KernelProcess, "_on_device", on_device)
+    monkeypatch.setattr(kernel_process, "launch", lambda variant, message, arena: takes(64)())
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        process = child.KernelProcess(ours)
+        process = kernel_process.KernelProcess(ours)
         process.variants["kernel"] = cast(Any, None)
         assert process._answer({"op": "run", "variant": "kernel", "device": device}, []) == wanted
 
@@ -115,7 +118,10 @@ def test_the_numbers_of_a_process_reach_its_judge(monkeypatch: pytest.MonkeyPatc
     with ours, theirs:
         cell = cast(Any, object.__new__(Cell))
         cell._socket, cell._pid, cell._requests = ours, 1, 0
+        cell._output = Output(0)
         monkeypatch.setattr("verify.cell.process.resident", lambda pid: 0)
+        monkeypatch.setattr("verify.cell.process.held", lambda pid: 0)
+        monkeypatch.setattr("verify.cell.limits.held", lambda pid: 0)
         monkeypatch.setattr("verify.cell.process.send", lambda *words: None)
         said = {"status": "ok", "kept": 64, "taken": "many", "request": 1}
         monkeypatch.setattr("verify.cell.process.receive", lambda *words, **more: (said, []))

@@ -236,6 +236,55 @@ def test_a_process_that_takes_too_much_is_ended_and_says_so(
     assert cell.process_number > before
 
 
+def test_memory_of_child_processes_counts(
+    cell: Cell, write: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that keeps its memory in a child process has no more than another."""
+    child = """
+    if os.fork() == 0:
+        kept = bytearray(b"x" * (400 << 20))
+        time.sleep(60)
+    time.sleep(15)
+    """
+    shares = f"""
+    if os.fork() == 0:
+        time.sleep(60)
+    {FILL}
+    """
+    monkeypatch.setenv("VERIFY_LIFE_MEMORY", "1")
+    shares_much = write(shares, before="kept = b'x' * (300 << 20)")
+    for _ in range(4):
+        assert run(cell, shares_much).ok
+    assert cell.process_number == 1, "what children share with their parent counts once"
+    monkeypatch.setenv("VERIFY_LIFE_MEMORY", "0.25")
+    cell.restart()
+    reply = run(cell, write(child))
+    assert reply.status == "out of memory"
+    assert "VERIFY_LIFE_MEMORY" in reply.message
+    assert run(cell, write()).ok
+
+
+def test_a_file_that_takes_too_much_memory_to_load_is_no_error_of_the_judge(
+    cell: Cell, write: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERIFY_LIFE_MEMORY", "0.25")
+    reply = run(cell, write(before="kept = b'x' * (200 << 20)"))
+    assert reply.status == "out of memory"
+    assert reply.message.startswith("loading it: ")
+    assert run(cell, write()).ok
+
+
+def test_what_a_kernel_prints_does_not_fill_the_disk(cell: Cell, write: Writer) -> None:
+    prints = write(f"print('y' * (3 << 20), 'the end', flush=True); {FILL}")
+    for _ in range(3):
+        assert run(cell, prints).ok
+        assert os.fstat(cell._output.file.fileno()).st_blocks * 512 <= cell.most_output
+    cell.restart()
+    reply = run(cell, write("print('y' * (3 << 20), 'the end', flush=True); os._exit(3)"))
+    assert reply.message.startswith("exited with status 3")
+    assert reply.message.endswith("the end")
+
+
 def test_a_workspace_has_a_limit_that_honest_kernels_do_not_reach() -> None:
     small = PROBLEM
     large = Problem(

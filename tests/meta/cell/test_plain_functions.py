@@ -175,6 +175,37 @@ def test_an_unknown_parameter_is_an_error(tmp_path: Path, signature: str, words:
     ).variants
 
 
+@pytest.mark.parametrize(
+    ("signature", "words"),
+    [
+        ("attention(q, k, v, cu_seqlens_q, cu_seqlens_k)", "'cu_seqlens_q' has no default"),
+        ("attention(q, k, v, cu_seqlens_q, cu_seqlens_k)", "around it that packs its tensors"),
+        ("attention(q, k, v, bias, alibi)", "'bias' has no default"),
+        ("attention(q, k, v, bias)", "around it that passes one"),
+        ("paged(q, k_cache, v_cache, block_table)", "only paged(q, k_cache, v_cache, block_table)"),
+        ("paged(q, k_cache, v_cache, block_table)", "declare a VARIANT (docs/adding-a-kernel.md)"),
+        ("fused(q, kv)", "no function of (q, k, v), only fused(q, kv): declare one"),
+        ("other(x)", "no function of (q, k, v): declare one"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_told_how_it_can(
+    tmp_path: Path, signature: str, words: str
+) -> None:
+    with pytest.raises(Breach) as refused:
+        loaded(tmp_path, f"def {signature}: return q")
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_flag_that_is_true_by_default_is_passed(tmp_path: Path) -> None:
+    """A function that is causal unless it is told otherwise is told."""
+    called(
+        tmp_path,
+        "q, k, v, causal=True, enable_gqa=True",
+        returns="q * 1 if causal is enable_gqa is False else None",
+    )
+
+
 def test_a_file_that_does_not_load_is_told_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("DTYPES = 'float16'\ndef attention(q, k, v): return q")

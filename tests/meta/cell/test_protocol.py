@@ -33,6 +33,24 @@ def test_the_wire_executes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "executed").exists()
 
 
+@pytest.mark.parametrize("levels", [64, 65, 900])
+@pytest.mark.parametrize("bracket", ["[]", '{"x":'])
+def test_a_message_is_not_deeper_than_its_readers_can_go(levels: int, bracket: str) -> None:
+    """Functions that read it call themselves for each level."""
+    inner = "[" * (levels - 1) + "]" * (levels - 1)
+    if bracket != "[]":
+        inner = '{"x":' * (levels - 1) + "1" + "}" * (levels - 1)
+    body = f'{{"status": {inner}}}'.encode()
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        theirs.sendall(len(body).to_bytes(4, "little") + body)
+        if levels == 64:
+            assert receive(mine)[0] == json.loads(body)
+            return
+        with pytest.raises(Closed, match="more than 64 levels"):
+            receive(mine)
+
+
 def test_the_wire_carries_messages_and_descriptors() -> None:
     mine, theirs = socket.socketpair()
     with mine, theirs, (ROOT / "LICENSE").open("rb") as file:

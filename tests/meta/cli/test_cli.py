@@ -209,7 +209,9 @@ def test_the_page_tells_the_environment_that_the_code_reads() -> None:
     table, _, internal = page.read_text(encoding="utf-8").partition("not for users:")
     assert set(re.findall(r"^\| `(VERIFY_\w+)`", table, re.MULTILINE)) == known
     assert set(re.findall(r"VERIFY_\w+", internal)) == set(settings.INTERNAL)
-    assert known <= set(re.findall(r"VERIFY_\w+", cli.app.help or ""))
+    help_text = cli.app.help or ""
+    assert known <= set(re.findall(r"VERIFY_\w+", help_text))
+    assert not [line for line in help_text.splitlines() if line.startswith(" ")], "shown as it is"
 
 
 def test_the_dtypes_that_an_option_offers_are_those_of_a_declaration() -> None:

@@ -3,25 +3,24 @@ not run is said."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.harness.fake_campaign import BINS, DEVICE, evidence
+from tests.harness.reports_beside import FAILED, account, green_report, section, written
 from tests.meta.probes.test_probes_report import FUNCTION, MATRIX, REPORT, WRONG
 from tests.meta.report.test_report_rendering import HOSTILE, Elements
 from verify import cli
 from verify.campaign import runner
-from verify.probes.report import ProbeNotRun, ProbeReport
+from verify.probes.report import ProbeNotRun
 from verify.probes.report import write as write_probes
 from verify.report import Report, build, plots, read, write
-from verify.report.beside import Beside, joined, look
+from verify.report.beside import Beside, look
 
 ENTRIES = {
     "structure": "verify/arithmetic/units.py, sm_90: float16 into float32, mma.sync",
@@ -56,75 +55,11 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WAIVED = ("tool", "kind", "kernel", "words", "source", "reason", "evidence", "version")
-FAILED: dict[str, Any] = dict.fromkeys(("variant", "config", "dtype", "case", "frame"), "") | {
-    "tool": "memcheck",
-    "outcome": "faulty",
-    "message": "Precise: a write",
-    "replay": "verify sanitize",
-    "record": {"tool": "memcheck", "kind": "Precise", "kernel": "flash"},
-}
 
 
 @pytest.fixture(scope="module")
 def green() -> Report:
-    """A report in which nothing is wrong."""
-    found = evidence(24)
-    kept = {
-        "variants": tuple(e for e in found.variants if e.ref == "torch-flash"),
-        "verdicts": tuple(v for v in found.verdicts if v.variant == "torch-flash"),
-    }
-    report = build(dataclasses.replace(found, **kept, lost=(), not_run=(), builds=()), BINS)
-    assert report["status"] == "green"
-    return report
-
-
-def account(**changes: Any) -> dict[str, Any]:
-    """A sanitizer.json in which every planted fault is caught and every kernel is clean."""
-    planted = [
-        ("planted-correct", "memcheck", "clean", "clean"),
-        ("planted-overrun", "memcheck", "caught", "faulty"),
-        ("planted-overrun", "racecheck", "any", "clean"),
-    ]
-    names = ("variant", "tool", "wanted", "outcome")
-    told = {"about": "a fault", "holds": True, "reasons": [], "record": None, "seconds": 1.0}
-    process = {"cases": 2, "outcome": "clean", "reasons": [], "total": 0}
-    process |= {"exit_code": 0, "seconds": 2.5}
-    tried = {"variant": "torch-flash", "family": "torch", "source_hash": "0", "config": "default"}
-    tried |= {"dtype": "float16", "tool": "memcheck", "outcome": "clean"}
-    return {
-        "schema": 1,
-        "run": "r",
-        "device": DEVICE,
-        "sanitizer": "2025.3",
-        "tools": ["memcheck", "racecheck"],
-        "whole": True,
-        "seconds": 61.0,
-        "planted": [dict(zip(names, one, strict=True)) | told for one in planted],
-        "tried": [
-            tried | {"cases": {"case one": "clean", "case two": "clean"}, "processes": [process]},
-        ],
-        "not_run": [{"variant": "torch-math", "reason": "a library's kernel"}],
-        "waivers": [],
-    } | changes
-
-
-def written(
-    report: Report,
-    folder: Path,
-    probes: ProbeReport | None = None,
-    other: dict[str, Any] | None = None,
-) -> str:
-    """The page of a report in whose folder these lie."""
-    folder.mkdir(exist_ok=True)
-    if probes is not None:
-        write_probes(probes, folder, "")
-    if other is not None:
-        (folder / "sanitizer.json").write_text(json.dumps(other), encoding="utf-8")
-    return write(report, folder)[2].read_text(encoding="utf-8")
-
-
-def section(page: str, name: str, after: str) -> str:
-    return page[page.index(f'<h2 id="{name}">') : page.index(f'<h2 id="{after}">')]
+    return green_report()
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -277,70 +212,6 @@ def test_the_same_bytes_for_the_same_folder(green: Report, tmp_path: Path) -> No
     before = (tmp_path / "a" / "report.json").read_bytes()
     written(read(tmp_path / "a"), tmp_path / "a")
     assert (tmp_path / "a" / "report.json").read_bytes() == before
-
-
-class TestSanitizers:
-    def test_clean(self, green: Report, tmp_path: Path) -> None:
-        part = section(written(green, tmp_path, None, account()), "sanitizers", "builds")
-        assert read(tmp_path)["status"] == "green"
-        assert (
-            "0 records in 2 cases under memcheck and racecheck; 1 of 1 planted fault caught."
-            in part
-        )
-        # of another source, which shows
-        assert "<td class=good>clean" not in part.split("Planted faults")[0]
-        assert "of another source than this report" in part
-        assert "<td class=good>caught" in part
-        assert "a library&#x27;s kernel" in part
-
-    def test_the_same_source_is_clean(self, green: Report, tmp_path: Path) -> None:
-        same = account()
-        same["tried"][0]["source_hash"] = green["variants"][0]["source_hash"]
-        part = section(written(green, tmp_path, None, same), "sanitizers", "builds")
-        assert "<td class=good>clean" in part.split("Planted faults")[0]
-        assert not re.search(r'class="?bad', part)
-
-    @pytest.mark.parametrize(
-        ("outcome", "status"), [("faulty", "red"), ("failed", "red"), ("inconclusive", "grey")]
-    )
-    def test_a_kernel_that_is_not_clean(
-        self, outcome: str, status: str, green: Report, tmp_path: Path
-    ) -> None:
-        bad = account()
-        bad["tried"][0]["cases"]["case one"] = outcome
-        bad["tried"][0]["processes"][0]["total"] = 3
-        bad["failures"] = [FAILED | {"outcome": outcome}]
-        part = section(written(green, tmp_path, None, bad), "sanitizers", "builds")
-        assert read(tmp_path)["status"] == status
-        assert "3 records in 2 cases" in part
-        assert (
-            f'<span class="bad">{outcome}</span> memcheck: Precise: a write; kernel flash' in part
-        )
-        assert "<pre>verify sanitize</pre>" in part
-        assert f"1 of 2 {outcome}" in part
-
-    def test_a_tool_that_misses_its_fault_is_no_evidence(
-        self, green: Report, tmp_path: Path
-    ) -> None:
-        missed = copy.deepcopy(account())
-        missed["planted"][1] |= {"holds": False, "outcome": "clean"}
-        part = section(written(green, tmp_path, None, missed), "sanitizers", "builds")
-        assert read(tmp_path)["status"] == "grey"
-        assert "0 of 1 planted fault caught. Not as wanted: memcheck on planted-overrun." in part
-        assert "<td class=bad>not seen, wanted caught" in part
-
-    def test_a_copy_that_nothing_caught_is_no_evidence(self, green: Report, tmp_path: Path) -> None:
-        missed = copy.deepcopy(account())
-        spare = missed["planted"][1] | {"wanted": "any", "outcome": "clean", "spare": True}
-        missed["planted"].append(spare | {"variant": "planted-copy", "copy_of": "torch-flash"})
-        part = section(written(green, tmp_path, None, missed), "sanitizers", "builds")
-        assert read(tmp_path)["status"] == "grey"
-        assert "Not as wanted: planted-copy, which nothing caught." in part
-        assert "<td class=bad>nothing" in part
-
-    def test_nothing_tried_is_not_green(self, green: Report) -> None:
-        empty = joined(green, Beside(sanitizer=account(tried=[])))  # type: ignore[arg-type]
-        assert empty["status"] == "grey"
 
 
 def test_nothing_from_beside_becomes_markup(green: Report, tmp_path: Path) -> None:
