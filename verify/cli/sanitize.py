@@ -30,7 +30,7 @@ from verify.sanitizers.lane import GROUP, Lane, excludes
 from verify.sanitizers.planted import FAULTS, PlantedFault
 from verify.sanitizers.report import LaneRun
 from verify.sanitizers.results import long_first, not_alive, unused
-from verify.sanitizers.selection import select
+from verify.sanitizers.selection import covering, select
 from verify.sanitizers.session import DEADLINE, NOT_RUN, Booth, Session, Subject
 from verify.sanitizers.tool import EVERY, FPSAN, TOOLS, Sanitizer, find
 from verify.variant import Config, Declaration
@@ -71,9 +71,14 @@ class Request:
 
     @property
     def planted(self) -> tuple[PlantedFault, ...]:
-        """The planted faults of this run; spare copies of shipped kernels only with all of them."""
-        named = self.planted_only or self.kernels or self.variants or self.case
-        return tuple(fault for fault in self.faults if not (named and fault.spare))
+        """The planted faults of this run; spare copies of shipped kernels only with all of them, or
+        where planted faults are all that is tried and Triton compiles them, which makes a few."""
+        named = self.kernels or self.variants or self.case
+        return tuple(
+            fault
+            for fault in self.faults
+            if not fault.spare or not (named or (self.planted_only and not fault.by_triton))
+        )
 
     @property
     def complete(self) -> bool:
@@ -98,6 +103,19 @@ def sanitize(request: Request, console: Console) -> int:
         status, text = INFRASTRUCTURE, str(error)
     say(console, f"verify: {text}")
     return status
+
+
+def render_again(file: Path, earlier: tuple[Path, ...], folder: Path, console: Console) -> int:
+    """Write the account in a file, with what earlier ones add, into a folder; returns an exit
+    code."""
+    try:
+        (account,) = counts.read([file])
+        paths = report.write_account(counts.together(account, counts.read(earlier)), folder)
+    except ValueError as error:
+        say(console, f"verify: {error}")
+        return USAGE
+    console.print(f"run {account['run']}; report: {paths[-1]}", highlight=False)
+    return CLEAN
 
 
 def _sanitize(request: Request, console: Console) -> int:
@@ -315,7 +333,7 @@ def _choices(request: Request, selected: list[Declaration]) -> list[_Choice]:
         for d in selected
         if any(excludes(tool, d) is None for tool in request.tools)
         for dtype in d.support.dtypes[:most]
-        for config in d.configs[:most]
+        for config in (covering(d.configs) if request.quick else d.configs)
     ]
 
 

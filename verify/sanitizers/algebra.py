@@ -85,12 +85,19 @@ def comparable(declaration: Declaration, problem: Problem) -> bool:
 
 
 def problems(declaration: Declaration, dtype: str) -> tuple[Problem, ...]:
-    """Problems of whole blocks of keys, with grouped heads and a ragged tile of rows where they are
-    supported."""
+    """Problems with grouped heads and a ragged tile of rows where they are supported; of whole
+    blocks of keys for a forward.
+
+    Those of a backward are smaller: it has three kernels, and the plain one multiplies every tile
+    of rows with every tile of keys four times.
+    """
     support = declaration.support
-    backward = "backward" in declaration.entries and "causal" in support.masks
-    second: Mask = Causal() if backward else Full()
-    shapes = ((64, 203, 384, Full()), (48, 128, 256, second))
+    shapes: tuple[tuple[int, int, int, Mask], ...]
+    if "backward" in declaration.entries:
+        second: Mask = Causal() if "causal" in support.masks else Full()
+        shapes = ((16, 75, 160, Full()), (32, 75, 160, second))
+    else:
+        shapes = ((64, 203, 384, Full()), (48, 128, 256, Full()))
     return tuple(
         Problem(
             heads_q=2,

@@ -89,10 +89,8 @@ class Lane:
     def _plant_all(self, turns: Sequence[tuple[PlantedFault, str]]) -> list[PlantedSession]:
         with ThreadPoolExecutor(self.workers) as pool:
             futures = {
-                pool.submit(self._plant, tool, fault, again): fault
-                for again in range(self.repeat)  # every one of them, before any is repeated
-                for fault, tool in turns
-                if not again or fault.wanted(tool) != "any"
+                pool.submit(self._plant, tool, fault, again, tries): fault
+                for again, fault, tool, tries in _repeated(turns, self.repeat)
             }
             for fault, session in _results(futures):
                 self.planted.append(PlantedSession(fault, session))
@@ -106,10 +104,13 @@ class Lane:
         )
         return self.planted
 
-    def _plant(self, tool: str, fault: PlantedFault, again: int) -> Session:
+    def _plant(self, tool: str, fault: PlantedFault, again: int, tries: int) -> Session:
         stage = "delays" if tool == SKEW and fault.spare else "copies" if fault.copy_of else ""
         name = f"planted-{fault.variant}" + (f"-again{again}" if again else "")
-        return self._session(tool, self._subjects[fault.variant], name, stage or "planted")
+        subject = self._subjects[fault.variant]
+        if tries > 1:
+            subject = subject.times(tries)
+        return self._session(tool, subject, name, stage or "planted")
 
     # Kernels.
 
@@ -325,6 +326,30 @@ def _in_turn(
         for turn, tool in enumerate(fault.tried_under(tools))
     ]
     return [(fault, tool) for _, fault, tool in sorted(turns, key=lambda each: each[0])]
+
+
+def _repeated(
+    turns: Sequence[tuple[PlantedFault, str]], repeat: int
+) -> list[tuple[int, PlantedFault, str, int]]:
+    """Every session of planted faults that are tried `repeat` times: (number of the repetition,
+    fault, tool, tries in its process), in the order in which they begin.
+
+    Without repetition, in the order of `turns`.  Else those come first of which something is
+    required: every one of them before any is repeated, and copies of shipped kernels, whose builds
+    the first session makes, are repeated last.  What needs no repetition ends the run, which can be
+    cut there and has its counts.
+    """
+    if repeat == 1:
+        return [(0, fault, tool, 1) for fault, tool in turns]
+    required = [(fault, tool) for fault, tool in turns if fault.wanted(tool) != "any"]
+    within = [pair for pair in required if pair[0].repeats_within(pair[1])]
+    own = [pair for pair in required if pair not in within]
+    again = [(number, *pair, 1) for number in range(1, repeat) for pair in own]
+    return [
+        *((0, *pair, repeat if pair in within else 1) for pair in required),
+        *sorted(again, key=lambda each: bool(each[1].copy_of)),
+        *((0, *pair, 1) for pair in turns if pair not in required),
+    ]
 
 
 def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:

@@ -110,6 +110,22 @@ class PlantedFault:
             or (everywhere and tool not in INSTRUMENTING and (tool != SKEW or self.twin))
         )
 
+    def repeats_within(self, tool: str) -> bool:
+        """Whether one process can try it several times, and tell each try from the others.
+
+        A twin that is clean is clean in every try, and the suite's own comparisons of bits judge
+        each case.  A record of another tool names no launch, and an error of memory ends the
+        process.
+        """
+        return self.twin or tool in (SKEW, FPSAN)
+
+    def held(self, tool: str, judgement: Judgement, tries: int) -> int:
+        """In how many of the tries in one process the required result came."""
+        if self.wanted(tool) == "caught" and self.repeats_within(tool):
+            shown = sum(self._shows(record) for record in judgement.records)
+            return min(shown, tries) if judgement.outcome == "faulty" else 0
+        return tries if self.holds(tool, judgement) else 0
+
     def blind(self, tool: str) -> str:
         """Why the tool is not required to see the fault; "" where something is required of it."""
         if self.spare or self.wanted(tool) != "any":
@@ -118,16 +134,15 @@ class PlantedFault:
 
     def shown_by(self, judgement: Judgement) -> Record | None:
         """The record that shows this fault, if there is one."""
-        fitting = (
-            record
-            for record in judgement.records
-            if record.tool == SKEW
-            or all(
-                re.search(words, f"{record.kind} {record.words}", re.IGNORECASE)
-                for words in self.shows
-            )
-        )
+        fitting = filter(self._shows, judgement.records)
         return next(fitting, None) if judgement.outcome == "faulty" else None
+
+    def _shows(self, record: Record) -> bool:
+        """Whether that record shows the fault, whatever else is in doubt."""
+        said = f"{record.kind} {record.words}"
+        return record.tool == SKEW or all(
+            re.search(words, said, re.IGNORECASE) for words in self.shows
+        )
 
     def holds(self, tool: str, judgement: Judgement) -> bool:
         """Whether the judgement is the required one."""
