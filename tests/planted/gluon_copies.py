@@ -35,6 +35,11 @@ MISSING_WAIT = Slip(
     (Edit(r"(?<!_)slot = await_tile\(k_here, t, STAGES\)", "slot = t % STAGES"),),
     "reads a tile of K without waiting for its bytes",
 )
+# Of every forward that stores the LSE of its own rows (rows.py).
+OVERRUN = Slip(
+    (Edit(r"mask=rows < seqlen_q\)", "mask=rows <= seqlen_q)"),),
+    "writes one element of LSE too many",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +96,7 @@ class Copies:
                 forward=partial(self._forward, slip),
                 builds=None,
                 compilable=None,
-                head_dim_buckets=(256,),
+                head_dim_buckets=self.support.head_dims,
             )
             for slip in self.slips
         ]
@@ -108,12 +113,13 @@ class Copies:
         self.copy_of(slip).forward(args, out, lse, workspace)
 
 
-def narrow(support: Support) -> Support:
-    """What the copies are judged with: head dim 256, which leaves least room for slots."""
+def narrow(support: Support, head_dim: int = 256) -> Support:
+    """What the copies are judged with: one dtype, and the head dim that leaves least room for
+    slots."""
     return replace(
         support,
-        dtypes=("float16",),
-        head_dims=(256,),
+        dtypes=support.dtypes[:1],
+        head_dims=(head_dim,),
         masks=("full", "causal"),
         intersections=False,
         min_seqlen=1,

@@ -26,8 +26,9 @@ from verify.problem.case import Case
 from verify.sanitizers import algebra, counts, report, skew
 from verify.sanitizers.course import Course, worker_count
 from verify.sanitizers.exceptions import WAIVERS, Waiver
+from verify.sanitizers.fault import PlantedFault
 from verify.sanitizers.lane import GROUP, Lane, excludes
-from verify.sanitizers.planted import FAULTS, PlantedFault
+from verify.sanitizers.planted import FAULTS
 from verify.sanitizers.report import LaneRun
 from verify.sanitizers.results import long_first, not_alive, unused
 from verify.sanitizers.selection import covering, select
@@ -103,19 +104,6 @@ def sanitize(request: Request, console: Console) -> int:
         status, text = INFRASTRUCTURE, str(error)
     say(console, f"verify: {text}")
     return status
-
-
-def render_again(file: Path, earlier: tuple[Path, ...], folder: Path, console: Console) -> int:
-    """Write the account in a file, with what earlier ones add, into a folder; returns an exit
-    code."""
-    try:
-        (account,) = counts.read([file])
-        paths = report.write_account(counts.together(account, counts.read(earlier)), folder)
-    except ValueError as error:
-        say(console, f"verify: {error}")
-        return USAGE
-    console.print(f"run {account['run']}; report: {paths[-1]}", highlight=False)
-    return CLEAN
 
 
 def _sanitize(request: Request, console: Console) -> int:

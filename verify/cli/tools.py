@@ -203,7 +203,7 @@ def sanitize(
     if render is not None:
         if kernels or choices["report_dir"] is None:
             raise UsageError("--render: needs --report-dir, and runs no KERNELS")
-        from verify.cli.sanitize import render_again
+        from verify.cli.sanitizer_pages import render_again
 
         return render_again(render, choices["earlier"], choices["report_dir"], console)
     from verify.cli.sanitize import Request

@@ -18,7 +18,8 @@ from verify.problem.coverage import coverage_bins
 from verify.sanitizers import algebra, instrumented
 from verify.sanitizers.course import Course
 from verify.sanitizers.failures import Failure, failures, finding, replay
-from verify.sanitizers.planted import PlantedFault, planted_problem
+from verify.sanitizers.fault import PlantedFault
+from verify.sanitizers.planted import planted_problem
 from verify.sanitizers.results import (
     PlantedSession,
     Rehearsed,
@@ -31,6 +32,7 @@ from verify.sanitizers.results import (
 from verify.sanitizers.session import NOT_RUN, Booth, Session, Subject, never_run, rehearse
 from verify.sanitizers.skew import race
 from verify.sanitizers.tool import ALL, FPSAN, INSTRUMENTING, SKEW, TOOLS
+from verify.sanitizers.turns import in_turn, repeated
 from verify.variant import Declaration
 
 K = TypeVar("K")
@@ -74,7 +76,7 @@ class Lane:
             self._subjects = _planted_subjects(faults)
         turns = [
             (fault, tool)
-            for fault, tool in _in_turn(faults, self.tools)
+            for fault, tool in in_turn(faults, self.tools)
             if fault.variant in self._subjects
         ]
         return self._plant_all(turns)
@@ -83,14 +85,18 @@ class Lane:
         """Run every spare copy that `plant` has tried, and no tool has caught, with delays."""
         caught = {each.fault.variant for each in self.planted if each.shown}
         tried = dict.fromkeys(each.fault for each in self.planted)
-        missed = [fault for fault in tried if fault.spare and fault.variant not in caught]
+        missed = [
+            fault
+            for fault in tried
+            if fault.spare and fault.variant not in caught and SKEW not in fault.caught_by
+        ]
         return self._plant_all([(fault, SKEW) for fault in missed])
 
     def _plant_all(self, turns: Sequence[tuple[PlantedFault, str]]) -> list[PlantedSession]:
         with ThreadPoolExecutor(self.workers) as pool:
             futures = {
                 pool.submit(self._plant, tool, fault, again, tries): fault
-                for again, fault, tool, tries in _repeated(turns, self.repeat)
+                for again, fault, tool, tries in repeated(turns, self.repeat)
             }
             for fault, session in _results(futures):
                 self.planted.append(PlantedSession(fault, session))
@@ -309,47 +315,6 @@ def _for_tool(tool: str, rehearsed: Rehearsed) -> Rehearsed:
     subject = rehearsed.subject
     cases = (c for c in subject.cases if algebra.comparable(subject.declaration, c.problem))
     return replace(rehearsed, subject=replace(subject, cases=tuple(cases)))
-
-
-def _in_turn(
-    faults: Sequence[PlantedFault], tools: Sequence[str]
-) -> list[tuple[PlantedFault, str]]:
-    """Every fault with each tool that it is tried under, in the order in which sessions begin.
-
-    First comes every fault under one tool, the last of them first (the copies of CuTe kernels,
-    whose builds take longest); then under the others.  A session that needs a build of another
-    would only wait for it, in a worker's place.
-    """
-    turns = [
-        (turn, fault, tool)
-        for fault in reversed(faults)
-        for turn, tool in enumerate(fault.tried_under(tools))
-    ]
-    return [(fault, tool) for _, fault, tool in sorted(turns, key=lambda each: each[0])]
-
-
-def _repeated(
-    turns: Sequence[tuple[PlantedFault, str]], repeat: int
-) -> list[tuple[int, PlantedFault, str, int]]:
-    """Every session of planted faults that are tried `repeat` times: (number of the repetition,
-    fault, tool, tries in its process), in the order in which they begin.
-
-    Without repetition, in the order of `turns`.  Else those come first of which something is
-    required: every one of them before any is repeated, and copies of shipped kernels, whose builds
-    the first session makes, are repeated last.  What needs no repetition ends the run, which can be
-    cut there and has its counts.
-    """
-    if repeat == 1:
-        return [(0, fault, tool, 1) for fault, tool in turns]
-    required = [(fault, tool) for fault, tool in turns if fault.wanted(tool) != "any"]
-    within = [pair for pair in required if pair[0].repeats_within(pair[1])]
-    own = [pair for pair in required if pair not in within]
-    again = [(number, *pair, 1) for number in range(1, repeat) for pair in own]
-    return [
-        *((0, *pair, repeat if pair in within else 1) for pair in required),
-        *sorted(again, key=lambda each: bool(each[1].copy_of)),
-        *((0, *pair, 1) for pair in turns if pair not in required),
-    ]
 
 
 def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from verify.judging.findings import Ruling
 from verify.sanitizers.exceptions import Waiver
 from verify.sanitizers.failures import Failure
-from verify.sanitizers.planted import PlantedFault
+from verify.sanitizers.fault import PlantedFault
 from verify.sanitizers.session import NOT_RUN, Session, Subject
 from verify.sanitizers.tool import INSTRUMENTING
 from verify.variant import Declaration

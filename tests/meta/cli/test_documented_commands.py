@@ -338,7 +338,7 @@ def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPa
     verify(monkeypatch, "sanitize", "--planted-only", "--add", earlier)
     assert [path.name for path in asked.pop().earlier] == ["sanitizer.json"]
     written: list[tuple[object, ...]] = []
-    monkeypatch.setattr("verify.cli.sanitize.render_again", lambda *it: written.append(it))
+    monkeypatch.setattr("verify.cli.sanitizer_pages.render_again", lambda *it: written.append(it))
     verify(monkeypatch, "sanitize", "--render", earlier, "--add", earlier, "--report-dir", "out")
     ((file, more, folder, _),) = written
     assert (file, more, folder) == (Path(earlier), (Path(earlier),), Path("out"))

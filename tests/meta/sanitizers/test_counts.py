@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from verify.campaign.runner import CLEAN, USAGE
-from verify.cli.sanitize import render_again
+from verify.cli.sanitizer_pages import render_again
 from verify.document import markdown
 from verify.sanitizers import counts, exports, page
 from verify.sanitizers.account import Account, Planted

@@ -24,17 +24,16 @@ from verify.problem.coverage import coverage_bins
 from verify.sanitizers import exports, page
 from verify.sanitizers.course import worker_count
 from verify.sanitizers.facts import CaseResult, Facts, Judgement
-from verify.sanitizers.lane import Lane, _repeated
-from verify.sanitizers.planted import (
-    FAULTS,
-    PlantedFault,
-)
+from verify.sanitizers.fault import PlantedFault
+from verify.sanitizers.lane import Lane
+from verify.sanitizers.planted import FAULTS
 from verify.sanitizers.records import Record
 from verify.sanitizers.report import LaneRun, told
 from verify.sanitizers.results import PlantedSession, Rehearsed
 from verify.sanitizers.selection import MAX_PROBLEMS, covering, deep, select
 from verify.sanitizers.session import Booth, Session, Subject
 from verify.sanitizers.tool import SHARED_SPACE, TOOLS, Sanitizer, find
+from verify.sanitizers.turns import repeated
 from verify.variant import Config, Contract, Declaration, Numerics, Support
 
 torch.set_num_threads(1)
@@ -476,7 +475,7 @@ def test_what_is_required_is_repeated_before_the_rest_is_tried() -> None:
         *((fault, tool) for fault in (wrong, twin) for tool in ("memcheck", "racecheck")),
     ]
     order = [
-        (number, fault.variant, tool, tries) for number, fault, tool, tries in _repeated(turns, 3)
+        (number, fault.variant, tool, tries) for number, fault, tool, tries in repeated(turns, 3)
     ]
     assert order == [
         (0, "copy", "memcheck", 1),
@@ -490,4 +489,4 @@ def test_what_is_required_is_repeated_before_the_rest_is_tried() -> None:
         (0, "copy", "racecheck", 1),
         (0, "wrong", "racecheck", 1),
     ]
-    assert _repeated(turns, 1) == [(0, fault, tool, 1) for fault, tool in turns]
+    assert repeated(turns, 1) == [(0, fault, tool, 1) for fault, tool in turns]
