@@ -140,7 +140,8 @@ def copies(account: Account) -> tuple[doc.Block, ...]:
     tools."""
     not_tried = exports.untried(account["planted"])
     found: dict[tuple[str, str], list[str]] = {}
-    for run_ in (account, *account.get("further", [])):
+    runs: tuple[Account | Further, ...] = (account, *account.get("further", []))
+    for run_ in runs:
         for one in run_["planted"]:
             if one.get("copy_of"):
                 caught = found.setdefault((one["variant"], one["about"]), [])
