@@ -16,6 +16,7 @@ from types import ModuleType
 from torch import Tensor
 
 from kernels import gluon
+from tests.planted.here import unavailable
 from verify.cuda.edits import Edit
 from verify.variant import AttentionArgs, Config, Support, Variant, Workspace
 
@@ -96,6 +97,7 @@ class Copies:
                 forward=partial(self._forward, slip),
                 builds=None,
                 compilable=None,
+                available=partial(unavailable, self.shipped),
                 head_dim_buckets=self.support.head_dims,
             )
             for slip in self.slips
