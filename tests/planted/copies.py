@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import torch
-
 from kernels.cuda.family import Family, Launch
 from kernels.cute import flash_backward, flash_forward, hopper_forward, hopper_fp8_forward
 from kernels.ptx import (
@@ -24,6 +22,7 @@ from kernels.ptx import (
     tiling_qkv,
 )
 from kernels.ptx.tiling import Tiling
+from tests.planted.here import unavailable
 from verify.cuda.edits import Edit, edited
 from verify.variant import Config, Support, Variant
 
@@ -80,20 +79,6 @@ def config_of(variant: Variant, tiling: Tiling | None) -> Config:
         return variant.configs[0]
     ahead = [c for c in variant.configs if tiling.slots * (c.num_stages or 0) > 1]
     return min(ahead, key=lambda config: config.num_stages or 0)
-
-
-def unavailable(shipped: Variant) -> str | None:
-    """Why a copy of that variant cannot run here, or None."""
-    reason = shipped.available() if shipped.available is not None else None
-    least, most = shipped.support.capability, shipped.support.max_capability
-    if reason is not None:
-        return reason
-    own = torch.cuda.get_device_capability()
-    if own < least:
-        return f"needs compute capability {least[0]}.{least[1]}"
-    if most is not None and own > most:
-        return f"needs at most compute capability {most[0]}.{most[1]}"
-    return None
 
 
 def copies_of(shipped: Variant, tiling: Tiling | None) -> list[Variant]:

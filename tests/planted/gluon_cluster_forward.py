@@ -1,11 +1,12 @@
 """Known-bad copies of `gluon-hopper-cluster-forward`, one slip each (`gluon_copies`)."""
 
 from kernels.gluon import hopper_cluster_forward
-from tests.planted.gluon_copies import MISSING_WAIT, Copies, Slip, narrow
+from tests.planted.gluon_copies import MISSING_WAIT, OVERRUN, Copies, Slip, narrow
 from verify.cuda.edits import Edit
 from verify.variant import Variant
 
 SLIPS = {
+    "overrun": OVERRUN,
     "missing-wait": MISSING_WAIT,
     "early-refill": Slip(
         (Edit(r"(?s)( +await_partner\(\)\n)( {12}key = .*?)(\n\n        m, shift)", r"\2\n\1\3"),),
@@ -27,7 +28,7 @@ SLIPS = {
 
 COPIES = Copies(
     name="gluon-cluster",
-    files=("ring", "cluster", "hopper_cluster_forward"),
+    files=("ring", "rows", "cluster", "hopper_cluster_forward"),
     slips=SLIPS,
     shipped=hopper_cluster_forward.VARIANT,
     config=hopper_cluster_forward.VARIANT.configs[0],

@@ -1,11 +1,12 @@
 """Known-bad copies of `gluon-hopper-forward`, one slip of the hand each (`gluon_copies`)."""
 
 from kernels.gluon import hopper_forward
-from tests.planted.gluon_copies import MASK_BOUND, MISSING_WAIT, Copies, Slip, narrow
+from tests.planted.gluon_copies import MASK_BOUND, MISSING_WAIT, OVERRUN, Copies, Slip, narrow
 from verify.cuda.edits import Edit
 from verify.variant import Variant
 
 SLIPS = {
+    "overrun": OVERRUN,
     "missing-wait": MISSING_WAIT,
     "early-refill": Slip(
         (
@@ -25,7 +26,7 @@ SLIPS = {
 # One slot, into which every next tile is copied: a head dim of 256 leaves no room for a second.
 COPIES = Copies(
     name="gluon",
-    files=("ring", "softmax", "hopper_forward"),
+    files=("ring", "rows", "softmax", "hopper_forward"),
     slips=SLIPS,
     shipped=hopper_forward.VARIANT,
     config=hopper_forward.VARIANT.configs[0],

@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 from kernels.gluon import hopper_fp8_forward
-from tests.planted.gluon_copies import MASK_BOUND, MISSING_WAIT, Copies, Slip, narrow
+from tests.planted.gluon_copies import MASK_BOUND, MISSING_WAIT, OVERRUN, Copies, Slip, narrow
 from verify.cuda.edits import Edit
 from verify.variant import Variant
 
 SLIPS = {
+    "overrun": OVERRUN,
     "missing-wait": MISSING_WAIT,
     "early-refill": Slip(
         (
@@ -39,12 +40,12 @@ SLIPS = {
 # One slot, into which every next tile is copied.
 COPIES = Copies(
     name="gluon-fp8",
-    files=("ring", "softmax", "columns", "hopper_fp8_forward"),
+    files=("ring", "rows", "columns", "softmax", "hopper_fp8_forward"),
     slips=SLIPS,
     shipped=hopper_fp8_forward.VARIANT,
     config=hopper_fp8_forward.VARIANT.configs[3],
     support=replace(
-        narrow(hopper_fp8_forward.SUPPORT, "float8_e4m3fn", 128),
+        narrow(hopper_fp8_forward.SUPPORT, head_dim=128),
         dtypes_out=(),
         descalings=("none", "head"),
     ),

@@ -21,6 +21,7 @@ one is extended: FPSan's products of 16 bits extend them likewise.
 """
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -50,6 +51,13 @@ SUPPORT = Support(
     intersections=True,
     grouped_heads=True,
     separate_head_dim_v=True,
+)
+# 8 bits for the LSE alone, which is made of scores in fp32: P is not cut as those kernels cut it.
+FORWARD_SUPPORT = replace(
+    SUPPORT,
+    dtypes=(*SUPPORT.dtypes, "float8_e4m3fn", "float8_e5m2"),
+    dtypes_out=("float16",),
+    storages=("strided", "transposedv"),
 )
 
 
@@ -258,17 +266,19 @@ def sizes_of(args: AttentionArgs) -> dict[str, int]:
 
 def matrices(tensor: Tensor, repeats: int = 1) -> Tensor:
     """(batch, heads, rows, dims) as contiguous (batch heads repeats, rows, dims)."""
-    whole = tensor.repeat_interleave(repeats, 1) if repeats > 1 else tensor
-    return whole.reshape(-1, *tensor.shape[2:]).contiguous()
+    bits = tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
+    whole = bits.repeat_interleave(repeats, 1) if repeats > 1 else bits
+    return whole.reshape(-1, *tensor.shape[2:]).contiguous().view(tensor.dtype)
 
 
 def forward(
     base2: bool, args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace
 ) -> None:
     """Write O to `out` and the LSE to `lse`, in base 2 or as a natural logarithm."""
-    SUPPORT.check(args, out)
+    FORWARD_SUPPORT.check(args, out)
     group = args.heads_q // args.heads_kv
-    given = matrices(args.q), matrices(args.k, group), matrices(args.v, group)
+    v = args.stored["v"].tensors[""].mT if "v" in args.stored else args.v
+    given = matrices(args.q), matrices(args.k, group), matrices(v, group)
     with torch.cuda.device_of(args.q):
         plain = torch.empty_like(matrices(out))
         plain_forward[triton.cdiv(args.seqlen_q, ROWS), plain.shape[0]](
@@ -308,7 +318,7 @@ FORWARDS = {
         name=f"plain-forward-{lse}",
         family="planted",
         forward=partial(forward, lse == "base2"),
-        support=SUPPORT,
+        support=FORWARD_SUPPORT,
         numerics=Numerics(),
         contract=Contract(lse=lse),
     )

@@ -26,11 +26,12 @@ from verify.problem.case import Case
 from verify.sanitizers import algebra, counts, report, skew
 from verify.sanitizers.course import Course, worker_count
 from verify.sanitizers.exceptions import WAIVERS, Waiver
+from verify.sanitizers.fault import PlantedFault
 from verify.sanitizers.lane import GROUP, Lane, excludes
-from verify.sanitizers.planted import FAULTS, PlantedFault
+from verify.sanitizers.planted import FAULTS
 from verify.sanitizers.report import LaneRun
 from verify.sanitizers.results import long_first, not_alive, unused
-from verify.sanitizers.selection import select
+from verify.sanitizers.selection import covering, select
 from verify.sanitizers.session import DEADLINE, NOT_RUN, Booth, Session, Subject
 from verify.sanitizers.tool import EVERY, FPSAN, TOOLS, Sanitizer, find
 from verify.variant import Config, Declaration
@@ -71,9 +72,14 @@ class Request:
 
     @property
     def planted(self) -> tuple[PlantedFault, ...]:
-        """The planted faults of this run; spare copies of shipped kernels only with all of them."""
-        named = self.planted_only or self.kernels or self.variants or self.case
-        return tuple(fault for fault in self.faults if not (named and fault.spare))
+        """The planted faults of this run; spare copies of shipped kernels only with all of them, or
+        where planted faults are all that is tried and Triton compiles them, which makes a few."""
+        named = self.kernels or self.variants or self.case
+        return tuple(
+            fault
+            for fault in self.faults
+            if not fault.spare or not (named or (self.planted_only and not fault.by_triton))
+        )
 
     @property
     def complete(self) -> bool:
@@ -315,7 +321,7 @@ def _choices(request: Request, selected: list[Declaration]) -> list[_Choice]:
         for d in selected
         if any(excludes(tool, d) is None for tool in request.tools)
         for dtype in d.support.dtypes[:most]
-        for config in d.configs[:most]
+        for config in (covering(d.configs) if request.quick else d.configs)
     ]
 
 

@@ -130,7 +130,7 @@ def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_j
     "--quick",
     "extent",
     flag_value="quick",
-    help="One config and dtype of each variant, at most four problems.",
+    help="One dtype of each variant, one config for each set of options, at most four problems.",
 )
 @click.option(
     "--planted-only",
@@ -152,7 +152,15 @@ def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_j
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     multiple=True,
     metavar="FILE",
-    help="The sanitizer.json of an earlier run, whose counts of planted faults are added.",
+    help="The sanitizer.json of an earlier run, whose counts of planted faults are added, and which"
+    " is shown too if its tools, or their versions, are others.",
+)
+@click.option(
+    "--render",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Run nothing: write that sanitizer.json, with those of --add, and its pages again, to"
+    " --report-dir.",
 )
 @click.option(
     "--require", is_flag=True, help="Exit 3 without a CUDA device or without compute-sanitizer."
@@ -179,6 +187,7 @@ def sanitize(
     case: str | None,
     extent: str | None,
     seconds: float | None,
+    render: Path | None,
     **choices: Any,
 ) -> int:
     """Run KERNELS (by default the collection) under compute-sanitizer, after planted faults.
@@ -191,6 +200,12 @@ def sanitize(
     """
     files = existing(kernels)
     options.case_shaped(case)
+    if render is not None:
+        if kernels or choices["report_dir"] is None:
+            raise UsageError("--render: needs --report-dir, and runs no KERNELS")
+        from verify.cli.sanitizer_pages import render_again
+
+        return render_again(render, choices["earlier"], choices["report_dir"], console)
     from verify.cli.sanitize import Request
     from verify.cli.sanitize import sanitize as run_sanitizers
     from verify.problem.case import Case

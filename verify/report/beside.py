@@ -147,17 +147,22 @@ def _of_probes(probes: ProbeReport) -> BesideReport:
 
 
 def _of_sanitizers(account: Account) -> BesideReport:
-    """Its status and one line: red if a kernel is faulty, grey if something is inconclusive or a
-    planted fault was missed."""
+    """Its status and one line: red if a kernel is faulty, under another tool too, grey if something
+    is inconclusive or a planted fault was missed."""
     outcomes = [outcome for tried in account["tried"] for outcome in tried["cases"].values()]
     bad = [outcome for outcome in outcomes if outcome != "clean"]
-    missed = sorted(
-        {f"{p['tool']} on {p['variant']}" for p in account["planted"] if not p["holds"]}
-    )
-    status: Status = "red" if {"faulty", "failed"} & set(bad) else "green"
+    further = account.get("further", [])
+    planted = [p for run in (account, *further) for p in run["planted"]]
+    missed = sorted({f"{p['tool']} on {p['variant']}" for p in planted if not p["holds"]})
+    others_bad = {o for run in further for tried in run["tried"] for o in tried["cases"].values()}
+    status: Status = "red" if {"faulty", "failed"} & {*bad, *others_bad} else "green"
     missed += [f"{copy}, which nothing caught" for copy in uncaught(account["planted"])]
     if status == "green" and (
-        bad or missed or not outcomes or any(w["dead"] for w in account["waivers"])
+        bad
+        or missed
+        or not outcomes
+        or "inconclusive" in others_bad
+        or any(w["dead"] for w in account["waivers"])
     ):
         status = "grey"
     records = sum(process["total"] for tried in account["tried"] for process in tried["processes"])
@@ -165,7 +170,7 @@ def _of_sanitizers(account: Account) -> BesideReport:
     tools = f"{', '.join(others)} and {last}" if others else last
     said = f"{counted(records, 'record')} in {counted(len(outcomes), 'case')} under {tools}"
     said += f", {len(bad)} not clean" if bad else ""
-    caught = [p for p in account["planted"] if p["wanted"] == "caught"]
+    caught = [p for p in planted if p["wanted"] == "caught"]
     said += (
         f"; {sum(p['holds'] for p in caught)} of {counted(len(caught), 'planted fault')} caught."
     )

@@ -19,7 +19,8 @@ class Planted(TypedDict):
     null if there is none; blind: why the tool is not required to see the fault, by design; copy_of:
     the shipped variant that it is a known-bad copy of, or ""; spare: one of its ways must catch it,
     and no tool is required to; hangs: it is such a copy, and did not answer before its deadline,
-    which catches it."""
+    which catches it; tries: how many times its process ran it, once unless it says so; held: in how
+    many of them what is wanted came."""
 
     variant: str
     about: str
@@ -34,6 +35,8 @@ class Planted(TypedDict):
     copy_of: NotRequired[str]
     spare: NotRequired[bool]
     hangs: NotRequired[bool]
+    tries: NotRequired[Integer]
+    held: NotRequired[Integer]
 
 
 class Process(TypedDict):
@@ -114,22 +117,38 @@ class Stage(TypedDict):
 
 
 class Count(TypedDict):
-    """How often a planted fault was tried under a tool, and how often what is wanted came.  runs:
-    in which ones."""
+    """How often a planted fault was tried under a tool, and how often what is wanted came.  by: the
+    tool's version, "" for delays; of the run's own if it says none.  runs: in which ones."""
 
     variant: str
     tool: str
+    by: NotRequired[str]
     wanted: str
     held: Integer
     tried: Integer
     runs: list[str]
 
 
+class Further(TypedDict):
+    """A run with another tool, or another version of one, that is shown with this one: Triton's
+    sanitizers, or a newer compute-sanitizer.  As in `Account`."""
+
+    run: str
+    device: dict[str, Free]
+    sanitizer: str
+    tools: list[str]
+    seconds: Number
+    planted: list[Planted]
+    tried: list[Tried]
+    failures: list[Failed]
+    cut: str
+
+
 class Account(TypedDict):
     """One run of the sanitizer lane.  whole: nothing was left out by an option.  cut: why the run
     ended early, or "": outcomes are then "not run" of what was left.  workers: processes at the
     same time.  stages: by name.  counts: how often planted faults were caught, in this run and in
-    those that were added to it."""
+    those that were added to it.  further: of these, runs with other tools."""
 
     schema: Literal[1]
     run: str
@@ -147,3 +166,4 @@ class Account(TypedDict):
     workers: NotRequired[Integer]
     stages: NotRequired[dict[str, Stage]]
     counts: NotRequired[list[Count]]
+    further: NotRequired[list[Further]]

@@ -13,7 +13,10 @@ out (`excludes`, `comparable`):
 - 2^-inf is not 0.  A forward that visits a key that a row does not see adds a number that depends
   on its tiles.  Such problems are not compared; a backward sets P to 0 there.
 - 2^(log2 l) is not l: parts of a softmax are not merged.
-- P in 8 bits, rescaled, is known modulo 2^8 alone.
+- P in 8 bits, rescaled, is known modulo 2^8 alone, and O has 16 bits.  But the sum of P is made
+  before P is cut.  So the LSE of an 8-bit forward is compared with the plain kernel's, and its O
+  with that of the same kernel in another config, of other rows and warps and the same blocks of
+  keys, where every rescaling is the same.
 - An atomic addition is left as it is: it adds the integers as floating-point numbers.
 - A product of matrices is computed by each CTA in memory of its own: a tile that is split over a
   cluster is not whole there.
@@ -34,6 +37,7 @@ from verify.judging.run_checks import execution, memory
 from verify.judging.trial import Trial
 from verify.problem import Problem
 from verify.problem.case import Case
+from verify.problem.storage.transposed import TransposedV
 from verify.sanitizers import binaries
 from verify.sanitizers.binaries import Built
 from verify.sanitizers.bits import difference
@@ -41,12 +45,14 @@ from verify.sanitizers.facts import CaseResult, Facts, Judgement, case_doubts
 from verify.sanitizers.records import Record
 from verify.sanitizers.session import Subject
 from verify.sanitizers.tool import FPSAN
-from verify.variant import Declaration
+from verify.variant import Config, Declaration
 
 PLAIN = ROOT / "tests" / "planted" / "plain.py"
 KIND = "Algebra"  # of a record
 _WHOLE = 128  # keys; blocks of the collection's kernels divide it
 _SIXTEEN = ("float16", "bfloat16", "float32")
+_EIGHT = ("float8_e4m3fn", "float8_e5m2")
+_WIDE = 128  # rows of a config that is compared with one of half as many, and not twice
 
 
 def excludes(declaration: Declaration) -> str | None:
@@ -58,8 +64,6 @@ def excludes(declaration: Declaration) -> str | None:
             "FPSan of Triton 3.8 computes a product of matrices in memory of each CTA, where a tile"
             " that is split over a cluster is not whole"
         )
-    if not set(declaration.support.dtypes) & set(_SIXTEEN):
-        return "P has 8 bits, and sums of it that are rescaled agree under FPSan in 8 bits alone"
     if any("split" in dict(config.options) for config in declaration.configs):
         return "it merges parts by their LSE, and 2^(log2 l) is not l under FPSan"
     declared = declaration.gradients
@@ -76,8 +80,10 @@ def _ctas(declaration: Declaration) -> int:
 
 def comparable(declaration: Declaration, problem: Problem) -> bool:
     """Whether a right kernel and the plain one agree in every bit on that problem."""
-    if problem.score_mod is not None or problem.dtype not in _SIXTEEN:
+    if problem.score_mod is not None or problem.dtype not in (*_SIXTEEN, *_EIGHT):
         return False
+    if problem.descaling != "none" or problem.dtype_out in _EIGHT:
+        return False  # factors, and the clamp of an 8-bit O, are not the plain kernel's
     if "backward" in declaration.entries:
         # The LSE that it reads can be of any numbers; its own P is 0 where a key is not seen.
         return problem.seqlen_q > 0 < problem.seqlen_kv
@@ -85,13 +91,20 @@ def comparable(declaration: Declaration, problem: Problem) -> bool:
 
 
 def problems(declaration: Declaration, dtype: str) -> tuple[Problem, ...]:
-    """Problems of whole blocks of keys, with grouped heads and a ragged tile of rows where they are
-    supported."""
+    """Problems with grouped heads and a ragged tile of rows where they are supported; of whole
+    blocks of keys for a forward.
+
+    Those of a backward are smaller: it has three kernels, and the plain one multiplies every tile
+    of rows with every tile of keys four times.
+    """
     support = declaration.support
-    backward = "backward" in declaration.entries and "causal" in support.masks
-    second: Mask = Causal() if backward else Full()
-    shapes = ((64, 203, 384, Full()), (48, 128, 256, second))
-    return tuple(
+    shapes: tuple[tuple[int, int, int, Mask], ...]
+    if "backward" in declaration.entries:
+        second: Mask = Causal() if "causal" in support.masks else Full()
+        shapes = ((16, 75, 160, Full()), (32, 75, 160, second))
+    else:
+        shapes = ((64, 203, 384, Full()), (48, 128, 256, Full()))
+    chosen = [
         Problem(
             heads_q=2,
             heads_kv=1 if support.grouped_heads else 2,
@@ -104,7 +117,10 @@ def problems(declaration: Declaration, dtype: str) -> tuple[Problem, ...]:
         )
         for seed, (head_dim, seqlen_q, seqlen_kv, mask) in enumerate(shapes, 1)
         if head_dim in support.head_dims
-    )
+    ]
+    if TransposedV.word in support.storages:
+        chosen = [replace(problem, layout_v=TransposedV()) for problem in chosen]
+    return tuple(chosen)
 
 
 def plain_of(declaration: Declaration) -> Declaration:
@@ -118,6 +134,14 @@ def plain_of(declaration: Declaration) -> Declaration:
 @cache
 def _plain() -> tuple[Declaration, ...]:
     return roster([PLAIN]).declarations
+
+
+def other_rows(config: Config) -> Config:
+    """A config with other rows and warps, and the same blocks of keys."""
+    rows, warps = config.block_m or _WIDE, config.num_warps or 4
+    if rows >= _WIDE:
+        return replace(config, block_m=rows // 2, num_warps=max(warps // 2, 1))
+    return replace(config, block_m=rows * 2, num_warps=warps * 2)
 
 
 def compare(
@@ -137,22 +161,33 @@ def compare(
     if against := _fails(trial):
         return CaseResult(case.id, trial.first.reply.status, against), None
     plain = plain_of(subject.declaration)
-    beside = replace(
+    compared = {"the plain kernel": _beside(trial, plain, plain.configs[0])}
+    if case.problem.dtype in _EIGHT:
+        tiled = other_rows(subject.config)
+        compared[f"config {tiled.name}"] = _beside(trial, subject.declaration, tiled)
+    for than, other in compared.items():
+        if against := _fails(other):
+            return CaseResult(case.id, other.first.reply.status, f"{than}: {against}"), None
+        wanted = other.first.outputs
+        if other.declaration is plain and case.problem.dtype in _EIGHT:
+            wanted = {"lse": wanted["lse"]}
+        if told := difference(trial.first.outputs, wanted, than):
+            text = f"under FPSan {told}"
+            return CaseResult(case.id, "ok"), Record(tool=FPSAN, kind=KIND, text=text, words=text)
+    return CaseResult(case.id, "ok"), None
+
+
+def _beside(trial: Trial, declaration: Declaration, config: Config) -> Trial:
+    """The same problem, by another kernel or config; a backward reads the same saved tensors."""
+    return replace(
         trial,
-        declaration=plain,
-        config=plain.configs[0],
+        declaration=declaration,
+        config=config,
         notes={},
-        launches={"saved": trial.saved} if subject.entry == "backward" else {},
+        launches={"saved": trial.saved} if trial.entry == "backward" else {},
         _plans={},
         _beside={},
     )
-    if against := _fails(beside):
-        return CaseResult(case.id, beside.first.reply.status, f"the plain kernel: {against}"), None
-    told = difference(trial.first.outputs, beside.first.outputs, "the plain kernel")
-    if not told:
-        return CaseResult(case.id, "ok"), None
-    text = f"under FPSan {told}"
-    return CaseResult(case.id, "ok"), Record(tool=FPSAN, kind=KIND, text=text, words=text)
 
 
 def _fails(trial: Trial) -> str:

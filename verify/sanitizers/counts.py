@@ -1,7 +1,7 @@
 """Counts: in how many runs each planted fault was caught, over several accounts of runs.
 
-One run has no time to try every fault often enough; `verify sanitize --add` adds up what earlier
-ones have shown, of the same tool on the same kind of device.
+One run has no time to try every fault often enough, and one process has one version of each tool;
+`verify sanitize --add` adds up what earlier ones have shown, on the same kind of device.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from verify.evidence.strict_json import decode, loads
-from verify.sanitizers.account import Account, Count, Planted
+from verify.sanitizers.account import Account, Count, Further
+from verify.sanitizers.tool import INSTRUMENTING, TOOLS
 
 NOT_RUN = "not run"
+_Key = tuple[str, str, str, str]  # a planted fault, a tool, its version, what is wanted
 
 
 def read(paths: Iterable[Path]) -> tuple[Account, ...]:
@@ -26,62 +28,97 @@ def read(paths: Iterable[Path]) -> tuple[Account, ...]:
     return tuple(accounts)
 
 
-def own(planted: Iterable[Planted], run: str) -> list[Count]:
+def tool_version(account: Account | Further, tool: str) -> str:
+    """The version of one of an account's tools; "" for delays, which are the suite's own."""
+    if tool in INSTRUMENTING:
+        return f"Triton {account['device'].get('triton')}"
+    return f"compute-sanitizer {account['sanitizer']}" if tool in TOOLS else ""
+
+
+def own(account: Account) -> list[Count]:
     """Those of one run: of what is required of a tool, as often as it was tried."""
-    found: dict[tuple[str, str, str], Count] = {}
-    for one in planted:
+    found: dict[_Key, Count] = {}
+    for one in account["planted"]:
         if one["wanted"] == "any" or one["outcome"] == NOT_RUN:
             continue
-        key = one["variant"], one["tool"], one["wanted"]
-        count = found.setdefault(key, _none(key, run))
-        count["tried"] = int(count["tried"]) + 1
-        count["held"] = int(count["held"]) + one["holds"]
+        by = tool_version(account, one["tool"])
+        key = one["variant"], one["tool"], by, one["wanted"]
+        count = found.setdefault(key, _none(key, [account["run"]]))
+        count["tried"] = int(count["tried"]) + int(one.get("tries", 1))
+        count["held"] = int(count["held"]) + int(one.get("held", one["holds"]))
     return list(found.values())
 
 
-def _none(key: tuple[str, str, str], run: str) -> Count:
-    variant, tool, wanted = key
+def _none(key: _Key, runs: list[str]) -> Count:
+    variant, tool, by, wanted = key
     return {
         "variant": variant,
         "tool": tool,
+        "by": by,
         "wanted": wanted,
         "held": 0,
         "tried": 0,
-        "runs": [run],
+        "runs": runs,
     }
 
 
 def added(now: Account, earlier: Sequence[Account]) -> list[Count]:
-    """The counts of an account and of earlier ones, which can have been added up themselves.
+    """The counts of an account and of earlier ones, which can have been added up themselves; those
+    of another version of a tool are counted apart.
 
-    Raises ValueError, naming the run, if one is of another device, or of another compute-sanitizer
-    or Triton; and if a run would be counted twice.
+    Raises ValueError, naming the run, if one is of another device, and if a run would be counted
+    twice.
     """
-    total: dict[tuple[str, str, str], Count] = {}
+    total: dict[_Key, Count] = {}
     seen: dict[str, str] = {}  # a run, and the account that has counted it
     for account in (now, *earlier):
-        for name, got, wanted in _identity(account, now):
-            if got != wanted:
-                raise ValueError(f"{account['run']} is of {name} {got}, and not of {wanted}")
-        counts = account.get("counts") or own(account["planted"], account["run"])
+        got, wanted = account["device"].get("name"), now["device"].get("name")
+        if got != wanted:
+            raise ValueError(f"{account['run']} is of device {got}, and not of {wanted}")
+        counts = account.get("counts") or own(account)
         for run in {run for count in counts for run in count["runs"]}:
             if run in seen:
                 raise ValueError(f"{run} is counted by {seen[run]} and by {account['run']}")
             seen[run] = account["run"]
         for count in counts:
-            key = count["variant"], count["tool"], count["wanted"]
-            sum_ = total.setdefault(key, {**_none(key, ""), "runs": []})
+            by = count.get("by", tool_version(account, count["tool"]))
+            key = count["variant"], count["tool"], by, count["wanted"]
+            sum_ = total.setdefault(key, _none(key, []))
             sum_["tried"] = int(sum_["tried"]) + int(count["tried"])
             sum_["held"] = int(sum_["held"]) + int(count["held"])
             sum_["runs"] = [*sum_["runs"], *count["runs"]]
     return list(total.values())
 
 
-def _identity(account: Account, now: Account) -> list[tuple[str, object, object]]:
-    """(what, of the account, of this run): what must be the same."""
-    device, here = account["device"], now["device"]
-    return [
-        ("device", device.get("name"), here.get("name")),
-        ("Triton", device.get("triton"), here.get("triton")),
-        ("compute-sanitizer", account["sanitizer"], now["sanitizer"]),
-    ]
+def further(now: Account, earlier: Sequence[Account]) -> list[Further]:
+    """What earlier runs tried under a tool that this one has not, or has in another version: shown
+    with the run, each once."""
+    here = {(tool, tool_version(now, tool)) for tool in now["tools"]}
+    found: dict[str, Further] = {}
+    for account in earlier:
+        others = {(tool, tool_version(account, tool)) for tool in account["tools"]}
+        if not others <= here:
+            found[account["run"]] = _as_further(account)
+        found |= {one["run"]: one for one in account.get("further", [])}
+    return list(found.values())
+
+
+def _as_further(account: Account) -> Further:
+    return {
+        "run": account["run"],
+        "device": account["device"],
+        "sanitizer": account["sanitizer"],
+        "tools": account["tools"],
+        "seconds": account["seconds"],
+        "planted": account["planted"],
+        "tried": account["tried"],
+        "failures": account.get("failures", []),
+        "cut": account.get("cut", ""),
+    }
+
+
+def together(now: Account, earlier: Sequence[Account]) -> Account:
+    """An account with what earlier ones add to it.  Raises ValueError if one cannot be added."""
+    counts = added(now, earlier)
+    shown = further(now, [now, *earlier])
+    return {**now, "counts": counts, "further": shown}

@@ -7,36 +7,46 @@ from typing import Any
 
 from verify.document import junit as xml
 from verify.evidence.strict_json import encode
-from verify.sanitizers.account import Account, Failed, Planted, Shown
+from verify.sanitizers.account import Account, Failed, Further, Planted, Shown
+from verify.sanitizers.counts import tool_version
 
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"Info": "note", "Warning": "warning"}
 
 
 def sarif(account: Account) -> dict[str, Any]:
-    """A SARIF 2.1.0 log with one result for each failure of a kernel."""
+    """A SARIF 2.1.0 log with one result for each failure of a kernel; runs with other tools are
+    runs of their own."""
+    runs = [_sarif(account, not_over=not account.get("cut"))]
+    runs += [_sarif(one, not_over=not one["cut"]) for one in account.get("further", [])]
+    return {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": runs}
+
+
+def _sarif(account: Account | Further, *, not_over: bool) -> dict[str, Any]:
+    """One run of a SARIF log."""
     failures = account.get("failures", [])
     rules = list(dict.fromkeys(_rule(failure) for failure in failures))
+    named = [tool_version(account, tool).partition(" ") for tool in account["tools"]]
+    name, _, version = next(filter(any, named), ("verify", "", ""))
     driver = {
-        "name": "compute-sanitizer",
-        "version": account["sanitizer"],
+        "name": name,
+        "version": version,
         "rules": [{"id": rule} for rule in rules],
     }
-    run = {
+    return {
         "tool": {"driver": driver},
         "results": [_result(failure, rules.index(_rule(failure))) for failure in failures],
         "columnKind": "utf16CodeUnits",
-        "invocations": [{"executionSuccessful": _proved(account)}],
+        "invocations": [{"executionSuccessful": _proved(account) and not_over}],
         "properties": {"run": account["run"], "device": encode(account["device"])},
     }
-    return {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _proved(account: Account) -> bool:
-    """Whether the tools ran, to the end, and were alive."""
+def _proved(account: Account | Further) -> bool:
+    """Whether the tools ran and were alive."""
     planted = account["planted"]
     alive = all(one["holds"] for one in planted) and not uncaught(planted)
-    return bool(account["tried"]) and alive and not account.get("cut")
+    return bool(account["tried"]) and alive
 
 
 def untried(planted: Iterable[Planted]) -> set[str]:

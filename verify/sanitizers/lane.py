@@ -18,7 +18,8 @@ from verify.problem.coverage import coverage_bins
 from verify.sanitizers import algebra, instrumented
 from verify.sanitizers.course import Course
 from verify.sanitizers.failures import Failure, failures, finding, replay
-from verify.sanitizers.planted import PlantedFault, planted_problem
+from verify.sanitizers.fault import PlantedFault
+from verify.sanitizers.planted import planted_problem
 from verify.sanitizers.results import (
     PlantedSession,
     Rehearsed,
@@ -31,6 +32,7 @@ from verify.sanitizers.results import (
 from verify.sanitizers.session import NOT_RUN, Booth, Session, Subject, never_run, rehearse
 from verify.sanitizers.skew import race
 from verify.sanitizers.tool import ALL, FPSAN, INSTRUMENTING, SKEW, TOOLS
+from verify.sanitizers.turns import in_turn, repeated
 from verify.variant import Declaration
 
 K = TypeVar("K")
@@ -74,7 +76,7 @@ class Lane:
             self._subjects = _planted_subjects(faults)
         turns = [
             (fault, tool)
-            for fault, tool in _in_turn(faults, self.tools)
+            for fault, tool in in_turn(faults, self.tools)
             if fault.variant in self._subjects
         ]
         return self._plant_all(turns)
@@ -83,16 +85,18 @@ class Lane:
         """Run every spare copy that `plant` has tried, and no tool has caught, with delays."""
         caught = {each.fault.variant for each in self.planted if each.shown}
         tried = dict.fromkeys(each.fault for each in self.planted)
-        missed = [fault for fault in tried if fault.spare and fault.variant not in caught]
+        missed = [
+            fault
+            for fault in tried
+            if fault.spare and fault.variant not in caught and SKEW not in fault.caught_by
+        ]
         return self._plant_all([(fault, SKEW) for fault in missed])
 
     def _plant_all(self, turns: Sequence[tuple[PlantedFault, str]]) -> list[PlantedSession]:
         with ThreadPoolExecutor(self.workers) as pool:
             futures = {
-                pool.submit(self._plant, tool, fault, again): fault
-                for again in range(self.repeat)  # every one of them, before any is repeated
-                for fault, tool in turns
-                if not again or fault.wanted(tool) != "any"
+                pool.submit(self._plant, tool, fault, again, tries): fault
+                for again, fault, tool, tries in repeated(turns, self.repeat)
             }
             for fault, session in _results(futures):
                 self.planted.append(PlantedSession(fault, session))
@@ -106,10 +110,13 @@ class Lane:
         )
         return self.planted
 
-    def _plant(self, tool: str, fault: PlantedFault, again: int) -> Session:
+    def _plant(self, tool: str, fault: PlantedFault, again: int, tries: int) -> Session:
         stage = "delays" if tool == SKEW and fault.spare else "copies" if fault.copy_of else ""
         name = f"planted-{fault.variant}" + (f"-again{again}" if again else "")
-        return self._session(tool, self._subjects[fault.variant], name, stage or "planted")
+        subject = self._subjects[fault.variant]
+        if tries > 1:
+            subject = subject.times(tries)
+        return self._session(tool, subject, name, stage or "planted")
 
     # Kernels.
 
@@ -308,23 +315,6 @@ def _for_tool(tool: str, rehearsed: Rehearsed) -> Rehearsed:
     subject = rehearsed.subject
     cases = (c for c in subject.cases if algebra.comparable(subject.declaration, c.problem))
     return replace(rehearsed, subject=replace(subject, cases=tuple(cases)))
-
-
-def _in_turn(
-    faults: Sequence[PlantedFault], tools: Sequence[str]
-) -> list[tuple[PlantedFault, str]]:
-    """Every fault with each tool that it is tried under, in the order in which sessions begin.
-
-    First comes every fault under one tool, the last of them first (the copies of CuTe kernels,
-    whose builds take longest); then under the others.  A session that needs a build of another
-    would only wait for it, in a worker's place.
-    """
-    turns = [
-        (turn, fault, tool)
-        for fault in reversed(faults)
-        for turn, tool in enumerate(fault.tried_under(tools))
-    ]
-    return [(fault, tool) for _, fault, tool in sorted(turns, key=lambda each: each[0])]
 
 
 def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:

@@ -8,7 +8,8 @@ from verify import document as doc
 from verify.document import markdown as page
 from verify.document import text
 from verify.sanitizers import exports
-from verify.sanitizers.account import Account, Failed, Planted, Tried
+from verify.sanitizers.account import Account, Failed, Further, Planted, Tried
+from verify.sanitizers.counts import tool_version
 from verify.sanitizers.tool import INSTRUMENTING
 
 PLANTED = (
@@ -61,6 +62,8 @@ def _sections(account: Account) -> Iterator[doc.Section]:
         lead = doc.Paragraph(COPIES, note=True)
         yield doc.Section("Known-bad copies of shipped kernels", "copies", (lead, *bad))
     yield doc.Section("Kernels", "kernels", (kernels(account["tried"]),))
+    if others := further(account):
+        yield doc.Section("Other tools", "further", others)
     none = (doc.Paragraph("None: every record counts."),)
     yield doc.Section("Exceptions", "exceptions", exceptions(account) or none)
     yield doc.Section("Findings", "findings", findings(account) or (doc.Paragraph("None."),))
@@ -97,7 +100,28 @@ def kernels(tried: Sequence[Tried], sources: Mapping[str, str] | None = None) ->
     return doc.Table(columns, tuple(rows))
 
 
-def planted(account: Account) -> doc.Table:
+def further(account: Account) -> tuple[doc.Block, ...]:
+    """Runs with other tools, or other versions: their planted faults and their kernels."""
+    blocks: list[doc.Block] = []
+    for one in account.get("further", []):
+        versions = dict.fromkeys(tool_version(one, tool) for tool in one["tools"])
+        tools = ", ".join(one["tools"])
+        blocks += [
+            doc.Heading(f"{' and '.join(filter(None, versions))}: {tools}"),
+            doc.Paragraph(
+                (
+                    *("Run ", doc.Span(one["run"], "code")),
+                    f", {text.seconds(one['seconds'])}",
+                    f"; it ended early: {one['cut']}." if one["cut"] else ".",
+                )
+            ),
+            planted(one),
+            *([kernels(one["tried"])] if one["tried"] else []),
+        ]
+    return tuple(blocks)
+
+
+def planted(account: Account | Further) -> doc.Table:
     """Per planted kernel: its name, what it does, and what each tool said."""
     found: dict[tuple[str, str], dict[str, list[Planted]]] = {}
     for one in account["planted"]:
@@ -112,14 +136,18 @@ def planted(account: Account) -> doc.Table:
 
 
 def copies(account: Account) -> tuple[doc.Block, ...]:
-    """Per known-bad copy of a shipped kernel: what caught it."""
+    """Per known-bad copy of a shipped kernel: what caught it, in this run and in those with other
+    tools."""
     not_tried = exports.untried(account["planted"])
     found: dict[tuple[str, str], list[str]] = {}
-    for one in account["planted"]:
-        if one.get("copy_of"):
-            caught = found.setdefault((one["variant"], one["about"]), [])
-            hangs = " (it hangs)" if one.get("hangs") else ""
-            caught += [one["tool"] + hangs] * (one["record"] is not None or bool(hangs))
+    runs: tuple[Account | Further, ...] = (account, *account.get("further", []))
+    for run_ in runs:
+        for one in run_["planted"]:
+            if one.get("copy_of"):
+                caught = found.setdefault((one["variant"], one["about"]), [])
+                hangs = " (it hangs)" if one.get("hangs") else ""
+                of = "" if run_ is account else f" of {tool_version(run_, one['tool'])}"
+                caught += [one["tool"] + of + hangs] * (one["record"] is not None or bool(hangs))
     rows = tuple(
         (
             doc.Span(variant, "strong"),
@@ -145,8 +173,9 @@ def over_runs(account: Account) -> tuple[doc.Block, ...]:
         look: doc.Look = "good" if count["held"] == count["tried"] else "bad"
         said = doc.Span(f"{word} {count['held']} of {count['tried']}", look)
         name = doc.Span(count["variant"], "strong")
-        rows.append((name, count["tool"], said, doc.Number(len(count["runs"]))))
-    return (doc.Table(("planted", "tool", "", "runs"), tuple(rows)),)
+        by = count.get("by", "")
+        rows.append((name, count["tool"], by, said, doc.Number(len(count["runs"]))))
+    return (doc.Table(("planted", "tool", "of", "", "runs"), tuple(rows)),)
 
 
 def _counted(words: Sequence[str]) -> list[str]:
@@ -156,14 +185,18 @@ def _counted(words: Sequence[str]) -> list[str]:
 
 
 def _words(runs: Sequence[Planted]) -> doc.Line:
-    """What a tool said of a planted kernel; in how many runs, if it was repeated."""
-    if len(runs) < 2:
+    """What a tool said of a planted kernel; in how many tries, if it was repeated."""
+    tries = sum(int(one.get("tries", 1)) for one in runs)
+    if tries < 2:
         return _word(runs[0]) if runs else text.NONE
     twin = runs[0]["wanted"] == "clean"
-    shown = sum(one["outcome"] == "clean" if twin else one["record"] is not None for one in runs)
+    if runs[0]["wanted"] == "any":
+        shown = sum(one["record"] is not None for one in runs)
+    else:
+        shown = sum(int(one.get("held", one["holds"])) for one in runs)
     every = all(one["holds"] for one in runs)
-    look: doc.Look = "bad" if not every else "good" if shown == len(runs) else "soft"
-    return doc.Span(f"{'clean' if twin else 'caught'} in {shown} of {len(runs)}", look)
+    look: doc.Look = "bad" if not every else "good" if shown == tries else "soft"
+    return doc.Span(f"{'clean' if twin else 'caught'} in {shown} of {tries}", look)
 
 
 def _word(planted: Planted) -> doc.Line:
@@ -212,7 +245,8 @@ def findings(account: Account) -> tuple[doc.Block, ...]:
                 doc.Code(one["replay"]),
             ),
         )
-        for one in account.get("failures", [])
+        for run_ in (account, *account.get("further", []))
+        for one in run_.get("failures", [])
     )
 
 

@@ -73,8 +73,7 @@ class LaneRun:
 
 def told(run: LaneRun) -> Account:
     """The run as sanitizer.json tells it.  Raises ValueError if earlier runs cannot be added."""
-    account = _own(run)
-    return {**account, "counts": counts.added(account, run.earlier)}
+    return counts.together(_own(run), run.earlier)
 
 
 def _own(run: LaneRun) -> Account:
@@ -99,10 +98,14 @@ def _own(run: LaneRun) -> Account:
 
 
 def write(run: LaneRun, folder: Path) -> list[Path]:
-    """Write the account as JSON, SARIF, JUnit XML and a page; returns their paths, the page's
+    """Write a run's account into a folder (`write_account`)."""
+    return write_account(told(run), folder)
+
+
+def write_account(data: Account, folder: Path) -> list[Path]:
+    """Write an account as JSON, SARIF, JUnit XML and a page; returns their paths, the page's
     last."""
     folder.mkdir(parents=True, exist_ok=True)
-    data = told(run)
     texts = {
         "sanitizer.json": _json(data),
         "sanitizer.sarif": _json(exports.sarif(data)),
@@ -144,6 +147,8 @@ def _planted(planted: PlantedSession) -> Planted:
         "copy_of": fault.copy_of,
         "spare": fault.spare,
         "hangs": planted.hangs,
+        "tries": planted.tries,
+        "held": planted.held,
     }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from verify.judging.findings import Ruling
 from verify.sanitizers.exceptions import Waiver
 from verify.sanitizers.failures import Failure
-from verify.sanitizers.planted import PlantedFault
+from verify.sanitizers.fault import PlantedFault
 from verify.sanitizers.session import NOT_RUN, Session, Subject
 from verify.sanitizers.tool import INSTRUMENTING
 from verify.variant import Declaration
@@ -27,8 +27,19 @@ class PlantedSession:
     session: Session
 
     @property
+    def tries(self) -> int:
+        """How many times its process was to run it."""
+        return len(self.session.subject.cases)
+
+    @property
+    def held(self) -> int:
+        """In how many of them the required result came."""
+        return self.fault.held(self.session.tool, self.session.judgement, self.tries)
+
+    @property
     def holds(self) -> bool:
-        return self.fault.holds(self.session.tool, self.session.judgement)
+        """Whether it came in every one of them."""
+        return self.held == self.tries
 
     @property
     def shown(self) -> bool:

@@ -60,6 +60,15 @@ def select(
     return tuple(selected)
 
 
+def covering(configs: Sequence[Config]) -> tuple[Config, ...]:
+    """The configs of a quick run: the first, and the first with each further set of options, which
+    are other kernels (overlapped, persistent) and not other sizes of one."""
+    first: dict[frozenset[str], Config] = {}
+    for config in configs:
+        first.setdefault(frozenset(name for name, _ in config.options), config)
+    return tuple(first.values())
+
+
 def deep(config: Config) -> int:
     """A number of keys for two tiles more than the pipeline has stages, the last one partial."""
     return ((config.num_stages or _STAGES) + 1) * (config.block_n or _TILE) + 1

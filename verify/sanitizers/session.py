@@ -57,6 +57,10 @@ class Subject:
         """The same subject with one case only."""
         return replace(self, cases=(case,))
 
+    def times(self, number: int) -> Subject:
+        """The same subject, each case so many times."""
+        return replace(self, cases=self.cases * number)
+
 
 @dataclass(frozen=True)
 class Session:

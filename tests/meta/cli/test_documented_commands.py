@@ -150,6 +150,7 @@ RUNS = {
     "verify sanitize --time": of(*SANITIZE, '"--time"'),
     "verify sanitize --add": of(*SANITIZE, '"--add"'),
     "verify sanitize --tool": of(*SANITIZE, '"--tool"'),
+    "verify sanitize --render": of(*SANITIZE, '"--render"'),
     "verify probe": of(
         "test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'
     ),
@@ -336,6 +337,11 @@ def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPa
     earlier = str(ROOT / "reports" / "nvidia-h100-80gb-hbm3" / "sanitizer.json")
     verify(monkeypatch, "sanitize", "--planted-only", "--add", earlier)
     assert [path.name for path in asked.pop().earlier] == ["sanitizer.json"]
+    written: list[tuple[object, ...]] = []
+    monkeypatch.setattr("verify.cli.sanitizer_pages.render_again", lambda *it: written.append(it))
+    verify(monkeypatch, "sanitize", "--render", earlier, "--add", earlier, "--report-dir", "out")
+    ((file, more, folder, _),) = written
+    assert (file, more, folder) == (Path(earlier), (Path(earlier),), Path("out"))
     verify(monkeypatch, "sanitize", "--planted-only", "--repeat", "10", "--tool", "consan")
     last = asked.pop()
     assert (last.planted_only, last.repeat, last.tools) == (True, 10, ("consan",))

@@ -106,3 +106,23 @@ def test_a_kernel_on_whatever_device_is_current_is_convicted() -> None:
     assert acquitted(found["guarded"]), found["guarded"].finding
     assert found["guarded"].measures == {"other_device": 1.0}
     assert not acquitted(found["unguarded"])
+
+
+@cuda
+@two
+@pytest.mark.parametrize(
+    "file",
+    [
+        "ptx/split_q.py",
+        "cute/flash_forward.py",
+        "triton/flash_forward.py",
+        "gluon/hopper_forward.py",
+    ],
+)
+def test_a_shipped_kernel_is_launched_where_its_tensors_are(file: str) -> None:
+    problem = Problem(seqlen_q=65, seqlen_kv=65, head_dim=64, dtype="float16")
+    found = rulings(ROOT / "kernels" / file, "other_device", problem)
+    assert found
+    for name, ruling in found.items():
+        assert acquitted(ruling), (name, ruling.finding)
+        assert ruling.measures == {"other_device": 1.0}

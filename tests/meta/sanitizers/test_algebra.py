@@ -14,6 +14,7 @@ import triton
 
 from kernels.triton.compile import compilable, compiled
 from references.masks import Causal, parse_mask
+from references.quantisation import parse_quantisation
 from tests.harness.kernel_files import Writer
 from tests.harness.sanitizer_facts import right_facts
 from tests.planted import algebra as planted_kernels
@@ -154,8 +155,15 @@ def test_the_plain_kernel_computes_attention(mask: str) -> None:
 
 # What is compared.
 
+EIGHT_BITS = {
+    "gluon-hopper-fp8-forward",
+    "triton-fp8-forward",
+    "triton-fp8-transposed-forward",
+    "triton-fp8-transposed-block-forward",
+}
 COMPARED = {
     "gluon-hopper-forward",
+    *EIGHT_BITS,
     "triton-block-pointer-forward",
     "triton-device-descriptor-forward",
     "triton-flash-backward",
@@ -164,11 +172,9 @@ COMPARED = {
 }
 LEFT_OUT = {
     "gluon-hopper-cluster-forward": "each CTA",
-    "gluon-hopper-fp8-forward": "8 bits",
     "triton-decode-forward": "merges parts",
     "triton-flash-backward-atomic": "atomic",
     "triton-flash-backward-prescaled": "scaled and rounded",
-    "triton-fp8-forward": "8 bits",
 }
 
 
@@ -219,7 +225,10 @@ def test_every_triton_variant_is_compared_or_left_out_with_a_reason(
             assert len(problems) == 2
             for problem in problems:
                 assert algebra.comparable(found[name], problem)
-                check(found[name].support, problem)
+                if name in EIGHT_BITS:
+                    assert found[name].support.refusal(problem) is None
+                else:
+                    check(found[name].support, problem)
         assert algebra.plain_of(found[name]).contract.lse in (found[name].contract.lse, "natural")
 
 
@@ -233,6 +242,11 @@ def test_a_forward_is_compared_only_where_every_visited_key_is_seen(
         replace(whole, seqlen_kv=383),
         replace(whole, seqlen_kv=0),
     )
+    (eight, _) = algebra.problems(collection["triton-fp8-forward"], "float8_e4m3fn")
+    assert algebra.comparable(collection["triton-fp8-forward"], eight)
+    with_factors = replace(eight, quantisation=parse_quantisation("tensor"))
+    for other in (with_factors, replace(eight, dtype_out="float8_e4m3fn")):
+        assert not algebra.comparable(collection["triton-fp8-forward"], other)
     for problem in others:
         assert not algebra.comparable(declaration, problem)
     backward = replace(declaration, entries=("forward", "backward"))
@@ -263,7 +277,7 @@ def test_what_an_h100_said_shows_each_slip_and_accuses_no_other_kernel() -> None
             records = (Record(tool=FPSAN, kind=algebra.KIND, text=row["text"], words=row["text"]),)
         judgement = Judgement(row["outcome"], (), records, len(records))
         assert fault.holds(FPSAN, judgement)
-    assert set(said) == COMPARED - {"triton-flash-backward"}
+    assert set(said) == COMPARED - {"triton-flash-backward"} - EIGHT_BITS
     assert {row["outcome"] for row in said.values()} == {"clean"}
 
 
@@ -304,3 +318,47 @@ def test_a_process_compares_bits_with_the_plain_kernel(
     unwritten = session(FORGETS).judgement
     assert unwritten.outcome == "inconclusive"
     assert "over other poison" in "; ".join(unwritten.reasons)
+
+
+EIGHT = "float8_e4m3fn"
+# O differs where the config has other rows: as of a kernel that forgets one rescaling there.
+BY_ROWS = BY_THE_PLAIN_KERNEL + "    out[0, 0, 3, 5] += args.config.block_m\n"
+OTHER_LSE = BY_THE_PLAIN_KERNEL + "    lse[0, 0, 3] += 1.0\n"
+# What the plain kernel does not have: another O, the same in every config.
+OTHER_OUT = BY_THE_PLAIN_KERNEL + "    out += 1.0\n"
+
+
+def test_another_config_has_other_rows_and_the_same_blocks_of_keys() -> None:
+    for rows, warps, other in ((128, 8, (64, 4)), (64, 4, (128, 8)), (16, 1, (32, 2))):
+        config = Config(block_m=rows, block_n=64, num_warps=warps, num_stages=2)
+        found = algebra.other_rows(config)
+        assert (found.block_m, found.num_warps) == other
+        assert (found.block_n, found.num_stages) == (64, 2)
+
+
+@pytest.mark.for_ci
+@pytest.mark.long(12)
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (BY_THE_PLAIN_KERNEL, ""),
+        (OTHER_OUT, ""),
+        (OTHER_LSE, "lse[b=0, h=0, q=3], and"),
+        (BY_ROWS, "in config m64n64w4; 1 of 160 elements differ"),
+    ],
+)
+def test_of_an_8_bit_forward_the_lse_is_compared_and_o_of_two_configs(
+    body: str, says: str, write: Writer, fork_server: ForkServer, tmp_path: Path
+) -> None:
+    path = write(body, before="from verify.variant import Config")
+    text = path.read_text(encoding="utf-8").replace('"float32"', f'"{EIGHT}"')
+    config = "configs=(Config(block_m=128, block_n=64, num_warps=8),)"
+    path.write_text(text.replace("family=", f"{config}, family="), encoding="utf-8")
+    (declaration,) = roster([path], fork_server).declarations
+    problem = Problem(seqlen_q=20, seqlen_kv=128, head_dim=8, dtype=EIGHT)
+    case = Case(declaration.ref, declaration.configs[0].name, "sanitizer", problem)
+    subject = Subject(declaration, declaration.configs[0], EIGHT, (case,))
+    here = replace(PLAIN_CPU, variables=(*environment().variables, ("CUDA_VISIBLE_DEVICES", "")))
+    session = instrumented.sanitize(FPSAN, here, subject, tmp_path / "files")
+    assert session.judgement.outcome == ("faulty" if says else "clean"), session.judgement.reasons
+    assert says in "".join(record.text for record in session.judgement.records)

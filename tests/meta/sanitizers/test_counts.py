@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
+from verify.campaign.runner import CLEAN, USAGE
+from verify.cli.sanitizer_pages import render_again
 from verify.document import markdown
-from verify.sanitizers import counts, page
+from verify.sanitizers import counts, exports, page
 from verify.sanitizers.account import Account, Planted
 
 MISSED = "planted-missing-barrier"
@@ -75,17 +80,65 @@ def test_runs_add_up_and_none_is_counted_twice() -> None:
             counts.added(account("c"), [two, account(again)])
 
 
-@pytest.mark.parametrize(
-    ("changed", "what"),
-    [
-        ({"device": {"name": "L4"}}, "device"),
-        ({"device": {"name": "H100", "triton": "3.8.0"}}, "Triton"),
-        ({"sanitizer": "2026.4.0.0"}, "compute-sanitizer"),
-    ],
-)
-def test_other_tools_do_not_add_up(changed: dict[str, Any], what: str) -> None:
-    with pytest.raises(ValueError, match=f"a is of {what}"):
-        counts.added(account("b"), [account("a", **changed)])
+def test_another_device_does_not_add_up() -> None:
+    with pytest.raises(ValueError, match="a is of device L4"):
+        counts.added(account("b"), [account("a", device={"name": "L4"})])
+
+
+def test_other_versions_of_a_tool_are_counted_apart_and_shown() -> None:
+    newer = account("newer", sanitizer="2026.4.0.0")
+    fpsan = planted("planted-algebra-wrong-scale", "fpsan", "caught", "faulty", holds=True)
+    of_triton = account(
+        "triton",
+        sanitizer="not used",
+        tools=["fpsan"],
+        planted=[{**fpsan, "tries": 10, "held": 10}],
+        device={"name": "H100", "triton": "3.8.0"},
+    )
+    again = account("again", device={"name": "H100", "triton": "3.8.0"})
+    told = counts.together(account("now"), [newer, of_triton, again])
+    found = {
+        (c["variant"], c["tool"], c.get("by")): (int(c["held"]), int(c["tried"]))
+        for c in told.get("counts", [])
+    }
+    assert found["planted-overrun", "memcheck", "compute-sanitizer 2025.3.1.0"] == (4, 4)
+    assert found["planted-overrun", "memcheck", "compute-sanitizer 2026.4.0.0"] == (2, 2)
+    assert found["planted-algebra-wrong-scale", "fpsan", "Triton 3.8.0"] == (10, 10)
+    # A run of the same tools adds its counts alone, whatever Triton was there.
+    assert [one["run"] for one in told.get("further", [])] == ["newer", "triton"]
+    text = markdown.render(page.document(told), "sanitizer.json")
+    assert "compute-sanitizer 2026.4.0.0: memcheck, racecheck" in text
+    assert "Triton 3.8.0: fpsan" in text
+    assert "caught in 10 of 10" in text
+    (main, *others) = exports.sarif(told)["runs"]
+    assert main["tool"]["driver"]["version"] == "2025.3.1.0"
+    assert [run["tool"]["driver"]["name"] for run in others] == ["compute-sanitizer", "Triton"]
+    # Added once more, it brings what it has with it.
+    later = counts.together(account("later"), [told])
+    assert [one["run"] for one in later.get("further", [])] == ["newer", "triton"]
+
+
+def test_a_copy_that_a_run_with_another_tool_caught_says_so() -> None:
+    copy = planted("copy", "consan", "any", "faulty", holds=True)
+    copy |= {"copy_of": "shipped", "spare": True, "record": {"text": "a race"}}
+    other = account(
+        "other", tools=["consan"], planted=[copy], device={"name": "H100", "triton": "3.8.0"}
+    )
+    told = counts.together(account("now"), [other])
+    text = markdown.render(page.document(told), "sanitizer.json")
+    assert re.search(r"\*\*copy\*\* \|.*\| consan of Triton 3.8.0 \|", text)
+
+
+def test_an_account_is_rendered_again_with_what_others_add(tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        (tmp_path / f"{run}.json").write_text(json.dumps(account(run)))
+    files = tmp_path / "a.json", (tmp_path / "b.json",)
+    assert render_again(*files, tmp_path / "out", Console(file=io.StringIO())) == CLEAN
+    (read,) = counts.read([tmp_path / "out" / "sanitizer.json"])
+    assert numbers(read.get("counts", []))["planted-overrun", "memcheck"][:2] == (4, 4)
+    assert "caught 4 of 4" in (tmp_path / "out" / "sanitizer.md").read_text()
+    twice = tmp_path / "a.json", (tmp_path / "a.json",)
+    assert render_again(*twice, tmp_path / "out", Console(file=io.StringIO())) == USAGE
 
 
 def test_the_page_tells_what_was_tried_more_than_once() -> None:

@@ -28,8 +28,8 @@ from verify.problem import Problem
 from verify.problem.case import Case
 from verify.sanitizers import building, course, exports, page, session
 from verify.sanitizers.course import Course, worker_count
+from verify.sanitizers.fault import PlantedFault
 from verify.sanitizers.lane import GROUP, Lane
-from verify.sanitizers.planted import PlantedFault
 from verify.sanitizers.records import Record
 from verify.sanitizers.report import LaneRun, told, write
 from verify.sanitizers.results import PlantedSession, Rehearsed

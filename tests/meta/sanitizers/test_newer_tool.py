@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -115,6 +116,7 @@ def test_it_is_believed_only_where_it_catches_what_it_can(
         results=(),
         expected_cases=1,
     )
-    session = Session("initcheck", cast(Subject, None), Judgement(outcome), 0.0, facts)
+    tried = cast(Subject, SimpleNamespace(cases=("one",)))
+    session = Session("initcheck", tried, Judgement(outcome), 0.0, facts)
     planted = [PlantedSession(fault.under(sanitizer), session)]
     assert not_alive(("initcheck",), planted) == dead

@@ -12,7 +12,15 @@ import pytest
 import torch
 
 from tests.meta.sanitizers.test_sanitizer_lane import declared
-from tests.planted import algebra, copies, gluon_forward, tiny, tiny_gluon
+from tests.planted import (
+    algebra,
+    copies,
+    gluon_cluster_forward,
+    gluon_forward,
+    gluon_fp8_forward,
+    tiny,
+    tiny_gluon,
+)
 from verify.bundle import ROOT
 from verify.cuda.compile import compilable, compile_source
 from verify.cuda.edits import edited
@@ -28,10 +36,15 @@ from verify.sanitizers.planted import (
     SLIPS,
     planted_problem,
 )
-from verify.sanitizers.tool import ALL, EVERY, SKEW, TOOLS
+from verify.sanitizers.tool import ALL, CONSAN, EVERY, SKEW, TOOLS
 
 torch.set_num_threads(1)
 
+GLUON_FILES = [
+    path
+    for path in sorted((ROOT / "kernels" / "gluon").glob("hopper_*.py"))
+    if "\nVARIANT" in path.read_text(encoding="utf-8")
+]
 BY_NAME = {fault.variant: fault for fault in FAULTS}
 
 
@@ -43,8 +56,7 @@ def test_every_tool_has_a_fault_to_catch_and_a_twin_to_leave_alone() -> None:
         *tiny.FAULTS,
         *tiny_gluon.KINDS,
         *(variant.name for variant in algebra.VARIANTS),
-        "planted-gluon-missing-wait",
-        "planted-gluon-early-refill",
+        *(fault.variant for fault in GLUON_COPIES),
         *(variant.name for variant in copies.VARIANTS),
     }
     for fault in FAULTS:
@@ -52,9 +64,20 @@ def test_every_tool_has_a_fault_to_catch_and_a_twin_to_leave_alone() -> None:
         wanted = [fault.wanted(tool) == "any" and not fault.spare for tool in EVERY]
         assert [bool(fault.blind(tool)) for tool in EVERY] == wanted
         assert set(fault.caught_by) <= set(fault.tried_under(ALL))
-        own = {SKEW} if fault.by_triton else {*TOOLS, *fault.caught_by}
+        own = {SKEW} if fault.by_triton and not fault.spare else {*TOOLS, *fault.caught_by}
         assert set(fault.tried_under(EVERY)) <= own or fault.twin
-    assert {fault.variant for fault in GLUON_COPIES} < {v.name for v in gluon_forward.VARIANTS}
+    files = gluon_forward, gluon_fp8_forward, gluon_cluster_forward
+    copied = {variant.name for file in files for variant in file.VARIANTS}
+    assert {fault.variant for fault in GLUON_COPIES} < copied
+
+
+def test_every_gluon_variant_for_hopper_has_copies() -> None:
+    modules = [import_module(f"kernels.gluon.{path.stem}") for path in GLUON_FILES]
+    shipped = {module.VARIANT.name for module in modules}
+    assert {fault.copy_of for fault in GLUON_COPIES} == shipped
+    for name in shipped:
+        tools = {tool for f in GLUON_COPIES if f.copy_of == name for tool in f.caught_by}
+        assert tools in ({"memcheck", CONSAN}, {"memcheck", SKEW})
 
 
 def test_every_cuda_variant_has_a_copy_for_each_slip() -> None:
@@ -125,7 +148,8 @@ def test_a_fault_of_the_memory_is_made_at_the_launch() -> None:
 
 
 def test_the_planted_problem_lies_inside_every_planted_support() -> None:
-    planted = (*tiny.VARIANTS, *tiny_gluon.VARIANTS, *gluon_forward.VARIANTS, *copies.VARIANTS)
+    gluon = *gluon_forward.VARIANTS, *gluon_fp8_forward.VARIANTS, *gluon_cluster_forward.VARIANTS
+    planted = (*tiny.VARIANTS, *tiny_gluon.VARIANTS, *gluon, *copies.VARIANTS)
     for variant in planted:
         problem = planted_problem(declared(variant.support, tuple(variant.configs)))
         assert variant.support.refusal(problem) is None

@@ -21,8 +21,9 @@ from verify.sanitizers.exceptions import Waiver
 from verify.sanitizers.exports import junit, sarif
 from verify.sanitizers.facts import CaseResult, Facts, collect, judge
 from verify.sanitizers.failures import MOST, failures
+from verify.sanitizers.fault import PlantedFault
 from verify.sanitizers.lane import PlantedSession, TriedSubject
-from verify.sanitizers.planted import FAULTS, PlantedFault
+from verify.sanitizers.planted import FAULTS
 from verify.sanitizers.report import LaneRun, told
 from verify.sanitizers.session import Session, Subject
 from verify.sanitizers.tool import ERROR_EXIT, LEDGER, PRINT_LIMIT, TOOLS

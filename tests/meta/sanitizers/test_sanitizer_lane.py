@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -19,17 +20,16 @@ from verify.problem.coverage import coverage_bins
 from verify.sanitizers import exports, page
 from verify.sanitizers.course import worker_count
 from verify.sanitizers.facts import CaseResult, Facts, Judgement
+from verify.sanitizers.fault import PlantedFault
 from verify.sanitizers.lane import Lane
-from verify.sanitizers.planted import (
-    FAULTS,
-    PlantedFault,
-)
+from verify.sanitizers.planted import FAULTS
 from verify.sanitizers.records import Record
 from verify.sanitizers.report import LaneRun, told
-from verify.sanitizers.results import Rehearsed
-from verify.sanitizers.selection import MAX_PROBLEMS, deep, select
+from verify.sanitizers.results import PlantedSession, Rehearsed
+from verify.sanitizers.selection import MAX_PROBLEMS, covering, deep, select
 from verify.sanitizers.session import Booth, Session, Subject
 from verify.sanitizers.tool import SHARED_SPACE, TOOLS, Sanitizer, find
+from verify.sanitizers.turns import repeated
 from verify.variant import Config, Contract, Declaration, Numerics, Support
 
 torch.set_num_threads(1)
@@ -157,6 +157,14 @@ def test_depth_is_two_tiles_more_than_stages() -> None:
 
 def test_quick_means_fewer() -> None:
     assert len(select(WIDE, WIDE.configs[0], "float32", quick=True)) <= 4
+
+
+def test_quick_has_a_config_for_each_set_of_options() -> None:
+    blocks = Config(block_m=64), Config(block_m=128)
+    fast = [replace(block, options=(("overlap", 1),)) for block in blocks]
+    both = replace(blocks[1], options=(("persistent", 1), ("overlap", 1)))
+    assert covering((*blocks, *fast, both)) == (blocks[0], fast[0], both)
+    assert covering(blocks) == blocks[:1]
 
 
 def test_a_square_support_without_masks_is_served_too() -> None:
@@ -319,13 +327,20 @@ def test_a_repeated_fault_tells_in_how_many_runs_it_was_caught(
     wrong = PlantedFault(variant="wrong", file=tmp_path, about="w", caught_by=("memcheck",))
     monkeypatch.setattr(
         "verify.sanitizers.lane._planted_subjects",
-        lambda faults: {fault.variant: SUBJECT for fault in faults},
+        lambda faults: {fault.variant: SUBJECT.alone(CASES[0]) for fault in faults},
     )
-    for repeat, said, clean in ((1, "caught", "clean"), (3, "caught in 2 of 3", "clean in 3 of 3")):
+    for repeat, said, clean in (
+        (1, "caught", "clean"),
+        (3, "caught in 2 of 3", "clean in 3 of 3"),
+    ):
         with Recorder(tmp_path) as recorder:
             lane = Lane(cast(Booth, Forgetful()), recorder, ("memcheck",), 1, repeat=repeat)
             planted = tuple(lane.plant((right, wrong)))
-        assert len(planted) == 2 * repeat
+        # The twin has one process for all its tries: a clean one is clean in each.
+        assert [(each.fault.variant, each.tries) for each in planted] == [
+            ("right", repeat),
+            *[("wrong", 1)] * repeat,
+        ]
         tools = ("memcheck",)
         run = LaneRun(run="run", device={}, sanitizer="1", tools=tools, whole=True, planted=planted)
         assert run.alive == (repeat == 1)
@@ -335,3 +350,48 @@ def test_a_repeated_fault_tells_in_how_many_runs_it_was_caught(
         failing = exports.junit(told(run))
         assert ("wrong under memcheck, run 3" in failing) == (repeat == 3)
         assert failing.count("<failure") == (repeat == 3)
+
+
+@pytest.mark.parametrize(
+    ("records", "outcome", "held"),
+    [(3, "faulty", 3), (2, "faulty", 2), (0, "clean", 0), (3, "inconclusive", 0)],
+)
+def test_each_try_of_a_process_that_compares_bits_is_counted(
+    records: int, outcome: str, held: int
+) -> None:
+    fault = PlantedFault(
+        variant="wrong", file=Path("wrong.py"), about="w", caught_by=("skew", "memcheck")
+    )
+    assert fault.repeats_within("skew")
+    assert not fault.repeats_within("memcheck")
+    record = Record(tool="skew", kind="Race", text="a race")
+    judgement = Judgement(outcome, (), (record,) * records, records)
+    session = Session("skew", SUBJECT.alone(CASES[0]).times(3), judgement, 0.0, cast(Facts, None))
+    planted = PlantedSession(fault, session)
+    assert (planted.tries, planted.held, planted.holds) == (3, held, held == 3)
+
+
+def test_what_is_required_is_repeated_before_the_rest_is_tried() -> None:
+    twin = PlantedFault(variant="right", file=Path("k.py"), about="", twin=True)
+    wrong = PlantedFault(variant="wrong", file=Path("k.py"), about="", caught_by=("memcheck",))
+    copy = replace(wrong, variant="copy", copy_of="shipped")
+    turns = [
+        *((copy, tool) for tool in ("memcheck", "racecheck")),
+        *((fault, tool) for fault in (wrong, twin) for tool in ("memcheck", "racecheck")),
+    ]
+    order = [
+        (number, fault.variant, tool, tries) for number, fault, tool, tries in repeated(turns, 3)
+    ]
+    assert order == [
+        (0, "copy", "memcheck", 1),
+        (0, "wrong", "memcheck", 1),
+        (0, "right", "memcheck", 3),
+        (0, "right", "racecheck", 3),
+        (1, "wrong", "memcheck", 1),
+        (2, "wrong", "memcheck", 1),
+        (1, "copy", "memcheck", 1),  # its build has been made meanwhile
+        (2, "copy", "memcheck", 1),
+        (0, "copy", "racecheck", 1),
+        (0, "wrong", "racecheck", 1),
+    ]
+    assert repeated(turns, 1) == [(0, fault, tool, 1) for fault, tool in turns]

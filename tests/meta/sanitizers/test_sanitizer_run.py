@@ -32,8 +32,8 @@ from verify.problem.case import Case
 from verify.sanitizers import ledger
 from verify.sanitizers.exceptions import Waiver
 from verify.sanitizers.facts import Facts, Judgement
+from verify.sanitizers.fault import PlantedFault
 from verify.sanitizers.lane import GROUP
-from verify.sanitizers.planted import PlantedFault
 from verify.sanitizers.session import Session, Subject
 from verify.sanitizers.skew import NOT_DELAYED
 

@@ -25,6 +25,7 @@ def section(report: Report, beside: Beside) -> Section:
         if bad := page.copies(account):
             blocks += [Heading("Known-bad copies of shipped kernels"), *bad]
             blocks += [Paragraph(page.COPIES, note=True)]
+        blocks += page.further(account)
         blocks += [*page.exceptions(account), *page.not_run(account)]
     none = "Not run: no sanitizer.json lies beside this report. "
     does = " runs the kernels under compute-sanitizer, planted faults before them."
