@@ -231,21 +231,21 @@ class Journal:
             total.worst[tensor] = max(worst, total.worst.get(tensor, 0.0))
 
 
-def shown(totals: dict[str, Climbed], asked: int) -> Iterator[str]:
+def shown(chosen: dict[str, Declared], totals: dict[str, Climbed], asked: int) -> Iterator[str]:
     """A line for each declaration, and what all of them have."""
-    pairs = enough = 0
-    for name, total in sorted(totals.items()):
-        counts = total.counted.values()
-        pairs += len(counts)
-        enough += sum(count >= asked for count in counts)
+    pairs = enough = every = refused = 0
+    largest = 0.0
+    for name, one in sorted(chosen.items()):
+        total = totals.get(name, Climbed())
+        counts = [total.counted.get(tensor, 0) for tensor in one.tensors]
+        pairs, enough = pairs + len(counts), enough + sum(count >= asked for count in counts)
+        every, refused = every + sum(counts), refused + sum(total.refused.values())
+        largest = max(largest, *total.worst.values(), 0.0)
         cells = (f"{t} {total.counted[t]:,} ({w:.4f})" for t, w in total.worst.items())
-        yield f"{name}: {', '.join(cells)}; {sum(total.refused.values())} refused"
-    every = sum(sum(total.counted.values()) for total in totals.values())
-    refused = sum(sum(total.refused.values()) for total in totals.values())
+        yield f"{name}: {', '.join(cells) or 'none'}; {sum(total.refused.values())} refused"
     yield (
         f"{every:,} elements, {refused} refused; {enough} of {pairs} pairs of a tensor and a"
-        f" declaration have {asked:,}; largest part of a limit"
-        f" {max((w for t in totals.values() for w in t.worst.values()), default=0.0):.6f}"
+        f" declaration have {asked:,}; largest part of a limit {largest:.6f}"
     )
 
 
@@ -277,9 +277,10 @@ def main(arguments: list[str] | None = None) -> int:
         journal.add(name, found)
         if any(found.refused.values()):
             print(f"REFUSED {found.refused} in climb {turn} of {name}", flush=True)
-    totals = {name: journal.totals.get(name, Climbed()) for name in chosen}
-    print(*shown(totals, asked.elements), sep="\n")
-    return int(any(sum(total.refused.values()) for total in totals.values()))
+    print(*shown(chosen, journal.totals, asked.elements), sep="\n")
+    return int(
+        any(sum(journal.totals[name].refused.values()) for name in chosen if name in journal.totals)
+    )
 
 
 if __name__ == "__main__":

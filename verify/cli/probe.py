@@ -215,7 +215,11 @@ def _say(result: Compared, console: Console) -> None:
 
 
 def _orders(report: ProbeReport, request: Request, console: Console) -> ProbeReport:
-    able, not_run = _able("summation order", request)
+    listed = roster(list(request.kernels) or None)
+    left = [(failure.ref, "does not load") for failure in listed.failures]
+    left += [(file.ref, file.message) for file in listed.unmet]
+    able, excluded = _able(listed.declarations)
+    not_run = [ProbeNotRun(f"summation order of {ref}", why) for ref, why in (*left, *excluded)]
 
     def ask(declaration: Declaration, cell: Cell, arena: Arena) -> list[OrderProbe]:
         config = declaration.configs[0]
@@ -232,8 +236,10 @@ def _orders(report: ProbeReport, request: Request, console: Console) -> ProbeRep
 
 
 def _gradients(report: ProbeReport, request: Request, console: Console) -> ProbeReport:
-    found, not_run = _able("orders of the backward", request)
-    able = [each for each in found if each.gradients and each.gradients.order != GradientOrder()]
+    listed = roster(list(request.kernels) or None).declarations
+    able, excluded = _able(
+        [each for each in listed if each.gradients and each.gradients.order != GradientOrder()]
+    )
 
     def ask(declaration: Declaration, cell: Cell, arena: Arena) -> list[GradientOrderProbe]:
         config, name = declaration.configs[0], declaration.ref
@@ -244,23 +250,21 @@ def _gradients(report: ProbeReport, request: Request, console: Console) -> Probe
         for one in probes:
             _say(one, console)
         if not probes:
-            reason = "no bound is derived for its declared orders here"
-            not_run.append(ProbeNotRun(f"orders of the backward of {name}", reason))
+            excluded.append((name, "no bound is derived for its declared orders here"))
         return probes
 
     probes = _in_cells(able, ask, _CELLS)
+    not_run = [ProbeNotRun(f"orders of the backward of {ref}", why) for ref, why in excluded]
     return replace(report, gradient_orders=tuple(probes), not_run=(*report.not_run, *not_run))
 
 
-def _able(what: str, request: Request) -> tuple[list[Declaration], list[ProbeNotRun]]:
-    """The variants that can run here, and the others with their reasons."""
-    listed = roster(list(request.kernels) or None)
-    reasons = [(declaration, excludes_here(declaration)) for declaration in listed.declarations]
-    left = [(failure.ref, "does not load") for failure in listed.failures]
-    left += [(file.ref, file.message) for file in listed.unmet]
-    left += [(declaration.ref, reason) for declaration, reason in reasons if reason]
+def _able(
+    declarations: Sequence[Declaration],
+) -> tuple[list[Declaration], list[tuple[str, str]]]:
+    """The variants that can run here, and the names of the others with their reasons."""
+    reasons = [(declaration, excludes_here(declaration)) for declaration in declarations]
     able = [declaration for declaration, reason in reasons if reason is None]
-    return able, [ProbeNotRun(f"{what} of {ref}", reason) for ref, reason in left]
+    return able, [(declaration.ref, reason) for declaration, reason in reasons if reason]
 
 
 def _in_cells(
