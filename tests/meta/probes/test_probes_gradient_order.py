@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,9 +157,8 @@ def said_by_the_command(
     def asked(declaration: Any, config: Any, cell: Any, arena: Any, arch: str) -> Any:
         return probe(declaration, config, cell, arena, "sm_90", 64)
 
-    listed = roster([KERNELS])
-    chosen = tuple(one for one in listed.declarations if one.name == name)
-    monkeypatch.setattr(command, "roster", lambda files: replace(listed, declarations=chosen))
+    chosen = [one for one in roster([KERNELS]).declarations if one.name == name]
+    monkeypatch.setattr(command, "roster", lambda files: SimpleNamespace(declarations=chosen))
     monkeypatch.setattr(command, "environment", lambda: PLAIN_CPU)
     monkeypatch.setattr(gradient_order, "sums_of", lambda *given: every(*given)[:2])
     monkeypatch.setattr(gradient_order, "probe", asked)
