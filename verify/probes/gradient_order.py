@@ -63,6 +63,12 @@ class Given:
     v: Tensor
     dout: Tensor
 
+    @staticmethod
+    def zeros(p: Problem) -> Given:
+        """Of that problem."""
+        shapes = p.shape_q, p.shape_k, p.shape_v, p.shape_out
+        return Given(*(torch.zeros(shape, dtype=p.format.torch) for shape in shapes))
+
 
 Backward = Callable[[Problem, Given], Mapping[str, Tensor]]
 """One launch: dq, dk and dv by name."""
@@ -241,8 +247,7 @@ class Reader:
         for at in range(0, len(heads), _HEADS):
             chunk = heads[at : at + _HEADS]
             p = replace(problem, heads_q=len(chunk), heads_kv=len(chunk))
-            shapes = p.shape_q, p.shape_k, p.shape_v, p.shape_out
-            given = Given(*(torch.zeros(shape, dtype=p.format.torch) for shape in shapes))
+            given = Given.zeros(p)
             fill(given, chunk)
             self.launches += 1
             found.append(self.run(p, given)[seen_in][0].double())
@@ -280,19 +285,27 @@ def ask(reader: Reader, one: Sum, variant: str, config: str) -> GradientOrderPro
     )
 
 
-def probe(
-    declaration: Declaration,
-    config: Config,
-    cell: Cell,
-    arena: Arena,
-    arch: str,
-    length: int = LENGTH,
-) -> list[GradientOrderProbe]:
-    """Ask one config for every sum of which it declares an order, in one dtype of 16 bits and in
-    fp32; [] if it declares none that has an effect here.  length: of rows and keys."""
+@dataclass(frozen=True)
+class CellVariant:
+    """A variant's config in its cell."""
 
-    def run(problem: Problem, given: Given) -> Mapping[str, Tensor]:
-        trial = Trial(declaration, config, problem, cell, arena, arch, entry="backward")
+    declaration: Declaration
+    config: Config
+    cell: Cell
+    arena: Arena
+    arch: str
+
+    def run(self, problem: Problem, given: Given) -> Mapping[str, Tensor]:
+        """One launch of its backward.  Raises RuntimeError if it fails."""
+        trial = Trial(
+            self.declaration,
+            self.config,
+            problem,
+            self.cell,
+            self.arena,
+            self.arch,
+            entry="backward",
+        )
         out = torch.zeros(problem.shape_out, dtype=problem.format_out.torch)
         saved = {"out": out, "lse": torch.zeros(problem.shape_q[:3])}
         # These replace the distribution's inputs and the forward.
@@ -304,16 +317,31 @@ def probe(
             raise RuntimeError(f"{launch.reply.status}: {launch.reply.message}")
         return launch.outputs
 
+
+def probe(asked: CellVariant, length: int = LENGTH) -> list[GradientOrderProbe]:
+    """Ask for every sum of which an order is declared, in one dtype of 16 bits and in fp32; [] if
+    none is declared that has an effect here.  length: of rows and keys."""
     found = []
-    for problem in problems_of(declaration, length):
-        assert declaration.gradients is not None
-        arithmetic = resolve(declaration.gradients, config, problem, arch)
-        reader = Reader(run, problem, arithmetic)
+    declared = asked.declaration.gradients
+    for problem in problems_of(asked.declaration, length):
+        assert declared is not None
+        arithmetic = resolve(declared, asked.config, problem, asked.arch)
+        reader = Reader(asked.run, problem, arithmetic)
         found += [
-            ask(reader, one, declaration.ref, config.name)
+            ask(reader, one, asked.declaration.ref, asked.config.name)
             for one in sums_of(arithmetic, problem.dtype)
         ]
     return found
+
+
+def build_rows(asked: CellVariant) -> None:
+    """Launch without keys, so that kernels which own rows are built, and those that own keys are
+    not: beside a `probe`, which builds these first, both are made at the same time, where the cache
+    of builds is shared."""
+    for problem in problems_of(asked.declaration, LENGTH):
+        p = replace(problem, seqlen_kv=0)
+        if asked.declaration.support.refusal(p) is None:
+            asked.run(p, Given.zeros(p))
 
 
 def problems_of(declaration: Declaration, length: int) -> list[Problem]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -122,9 +122,9 @@ def ask() -> Iterator[Callable[[str], list[GradientOrderProbe]]]:
 
     def asked(name: str) -> list[GradientOrderProbe]:
         declaration = declarations[name]
-        return gradient_order.probe(
-            declaration, declaration.configs[0], cell, arena, "sm_90", length=64
-        )
+        config = declaration.configs[0]
+        asked = gradient_order.CellVariant(declaration, config, cell, arena, "sm_90")
+        return gradient_order.probe(asked, length=64)
 
     yield asked
     cell.close()
@@ -154,8 +154,8 @@ def said_by_the_command(
     """
     probe, every = gradient_order.probe, gradient_order.sums_of
 
-    def asked(declaration: Any, config: Any, cell: Any, arena: Any, arch: str) -> Any:
-        return probe(declaration, config, cell, arena, "sm_90", 64)
+    def asked(variant: gradient_order.CellVariant) -> list[GradientOrderProbe]:
+        return probe(replace(variant, arch="sm_90"), 64)
 
     chosen = [one for one in roster([KERNELS]).declarations if one.name == name]
     monkeypatch.setattr(command, "roster", lambda files: SimpleNamespace(declarations=chosen))
