@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from tests.meta.probes.test_probes_order import chained, grown, shifted
-from verify.cell.arena import Arena
+from tests.sample_kernels import ordered_backward
 from verify.cell.discovery import roster
-from verify.cell.process import PLAIN_CPU, Cell, ForkServer
+from verify.cell.process import PLAIN_CPU
 from verify.cli import app
 from verify.cli import probe as command
 from verify.probes import gradient_order, page
 from verify.probes.declared_order import contradicts
+from verify.probes.gradient_order import Given
 from verify.probes.report import GradientOrderProbe, ProbeReport, read
 from verify.probes.tree import Node
+from verify.problem import Problem
+from verify.tolerance.backward import resolve
+from verify.variant import AttentionArgs, Gradients, Saved, Variant
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 KERNELS = Path(__file__).parents[2] / "sample_kernels" / "ordered_backward.py"
 HEAD_DIM = {"dP, in dQ", "dP, in dK", "S, in dV", "S, in dQ"}
 ALL = {"dQ", "dK", "dV"} | HEAD_DIM
@@ -114,29 +120,35 @@ def test_trees_at_random_are_of_an_order_only_if_every_prefix_is_a_sum(seed: int
 # Backwards.
 
 
-@pytest.fixture(scope="module")
-def ask() -> Iterator[Callable[[str], list[GradientOrderProbe]]]:
-    declarations = {one.name: one for one in roster([KERNELS]).declarations}
-    fork_server, arena = ForkServer(PLAIN_CPU), Arena()
-    cell = Cell(fork_server)
+def launched(variant: Variant, problem: Problem, given: Given) -> dict[str, torch.Tensor]:
+    """One launch of a backward, in this process."""
+    inputs = given.q, given.k, given.v
+    args = AttentionArgs(*inputs, problem.mask, problem.scale, None, variant.configs[0])
+    saved = Saved(torch.zeros_like(given.dout), torch.zeros(problem.shape_q[:3]))
+    made = Gradients(*(torch.empty_like(x) for x in inputs))
+    assert variant.backward is not None
+    variant.backward(args, saved, given.dout, made, {})
+    return dict(made.by_name())
 
-    def asked(name: str) -> list[GradientOrderProbe]:
-        declaration = declarations[name]
-        config = declaration.configs[0]
-        asked = gradient_order.CellVariant(declaration, config, cell, arena, "sm_90")
-        return gradient_order.probe(asked, length=64)
 
-    yield asked
-    cell.close()
-    fork_server.close()
-    arena.close()
+def asked(name: str) -> list[GradientOrderProbe]:
+    """The probes of every sum of a variant, of 64 rows and keys."""
+    (variant,) = (one for one in ordered_backward.VARIANTS if one.name == name)
+    (declaration,) = (one for one in roster([KERNELS]).declarations if one.name == name)
+    config, found = variant.configs[0], []
+    for problem in gradient_order.problems_of(declaration, 64):
+        arithmetic = resolve(variant.gradients, config, problem, "sm_90")
+        reader = gradient_order.Reader(partial(launched, variant), problem, arithmetic)
+        found += [
+            gradient_order.ask(reader, one, name, config.name)
+            for one in gradient_order.sums_of(arithmetic, problem.dtype)
+        ]
+    return found
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_an_order_is_confirmed_or_contradicted(
-    name: str, ask: Callable[[str], list[GradientOrderProbe]]
-) -> None:
-    found = ask(name)
+def test_an_order_is_confirmed_or_contradicted(name: str) -> None:
+    found = asked(name)
     assert [one.error for one in found if one.error] == []
     for dtype in ("bfloat16", "float32"):
         own = {one.name.rpartition(": ")[2]: one for one in found if f", {dtype}: " in one.name}
@@ -154,16 +166,17 @@ def said_by_the_command(
     """
     probe, every = gradient_order.probe, gradient_order.sums_of
 
-    def asked(variant: gradient_order.CellVariant) -> list[GradientOrderProbe]:
+    def as_on_hopper(variant: gradient_order.CellVariant) -> list[GradientOrderProbe]:
         return probe(replace(variant, arch="sm_90"), 64)
 
     chosen = [one for one in roster([KERNELS]).declarations if one.name == name]
-    monkeypatch.setattr(command, "roster", lambda files: SimpleNamespace(declarations=chosen))
-    monkeypatch.setattr(command, "environment", lambda: PLAIN_CPU)
-    monkeypatch.setattr(gradient_order, "sums_of", lambda *given: every(*given)[:2])
-    monkeypatch.setattr(gradient_order, "probe", asked)
     words = ["probe", str(KERNELS), "--only", "gradients", "--out", str(folder)]
-    result = CliRunner().invoke(app, words, standalone_mode=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "roster", lambda files: SimpleNamespace(declarations=chosen))
+        patch.setattr(command, "environment", lambda: PLAIN_CPU)
+        patch.setattr(gradient_order, "sums_of", lambda *given: every(*given)[:2])
+        patch.setattr(gradient_order, "probe", as_on_hopper)
+        result = CliRunner().invoke(app, words, standalone_mode=False)
     assert result.exception is None
     (path,) = folder.glob("*/probes.json")
     return result.return_value, read(path), path.with_suffix(".md").read_text(encoding="utf-8")

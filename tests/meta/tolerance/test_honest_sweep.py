@@ -24,7 +24,7 @@ def test_a_sweep_goes_on_and_counts(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert json.loads(lines[0])["declared"] == ASCENDING
     said = capsys.readouterr().out
     assert "0 refused; 2 of 2 pairs of a tensor and a declaration have 1,000" in said
-    words[-1] = "60000"
+    words[-1] = "50000"
     assert honest_sweep.main(words) == 0
     assert len((tmp_path / "journal").read_text().splitlines()) == 2
     assert honest_sweep.main([*words[:3], "--show", "--share", "1/2"]) == 0
