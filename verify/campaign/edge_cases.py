@@ -214,10 +214,14 @@ def _corners(plain: Problem, tile: int) -> Iterator[Problem]:
 
 
 def _past_the_end(low: Problem, target: Target) -> Iterator[Problem]:
-    """Partial tiles with masks that do not hide the keys past the end, and with other head dims."""
+    """Under very low scores: partial tiles with masks that do not hide the keys past the end, and
+    with other head dims; and a row whose first keys lie behind hidden tiles."""
     yield low.but(seqlen_q=192, seqlen_kv=64, mask=Causal("tl"))
     yield low.but(seqlen_q=64, seqlen_kv=192, mask=Window(100, 70))
     yield low.but(batch=2, seqlen_q=64, seqlen_kv=192, mask=Lengths((64, 32), (64, 160)))
+    # Whole tiles of keys come before the first that the row sees, also of 128 keys.
+    for window in (Window(2, 1), Window(5, None)):
+        yield low.but(seqlen_q=1, seqlen_kv=300, mask=window)
     for dim in target.declaration.head_dim_buckets or _BUCKETS:
         for rows, keys in ((32, 64), (64, 32)) if dim != low.head_dim else ():
             yield low.but(

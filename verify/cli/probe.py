@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -24,14 +27,16 @@ from verify.document import terminal
 from verify.evidence.strict_json import dumps
 from verify.machine import device
 from verify.machine.cores import cores
-from verify.probes import conformance, functions, matrix, order, page, toolchain
+from verify.probes import conformance, functions, gradient_order, matrix, order, page, toolchain
 from verify.probes.conformance import CONFORMING, Warp
 from verify.probes.functions import FUNCTIONS, Surveyor
 from verify.probes.instructions import INSTRUCTIONS, Bench
 from verify.probes.report import (
     PAGE,
+    Compared,
     ConformanceProbe,
     FunctionProbe,
+    GradientOrderProbe,
     MatrixProbe,
     OrderProbe,
     ProbeNotRun,
@@ -40,10 +45,14 @@ from verify.probes.report import (
     write,
 )
 from verify.probes.worker import Job, do_all
+from verify.variant import Declaration, GradientOrder
 
 T = TypeVar("T", MatrixProbe, FunctionProbe, ConformanceProbe)
+P = TypeVar("P", OrderProbe, GradientOrderProbe)
+STAGES = ("conformance", "matrix", "functions", "orders", "gradients")
 _PATIENCE = 240.0  # seconds for one probe
 _CORES_EACH = 4  # per process, which computes a model on the CPU
+_CELLS = 8  # backwards at the same time: their builds take longer than they run
 
 
 @dataclass(frozen=True)
@@ -51,18 +60,21 @@ class Request:
     """A call of `verify probe`.
 
     kernels: kernel files (none: the collection).  folder: the folder of the device's report, which
-    gets probes.{json,md}.  published: a second folder, which gets them if no probe failed.
+    gets probes.{json,md}.  published: a second folder, which gets them if no probe failed.  only:
+    the stages that run (none: all of `STAGES`).
     """
 
     kernels: tuple[Path, ...]
     folder: Path
     published: Path | None = None
+    only: tuple[str, ...] = ()
 
 
 def probe(request: Request, as_json: bool) -> int:
     """Measure the device, write the results and show them; returns an exit code.
 
-    It is 1 if a result disagrees with the tables that the bounds use, or with the PTX manual.
+    It is 1 if a result disagrees with the tables that the bounds use, the PTX manual, or a declared
+    order.
     """
     # a log file needs no narrow table
     console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 140)
@@ -95,8 +107,11 @@ def measure(request: Request, console: Console) -> ProbeReport:
         write(report, request.folder, page.markdown(report))
         return report
 
-    for stage in (_conformance, _matrix, _functions, _orders):
-        report = written(stage(report, request, console))
+    stages = dict(
+        zip(STAGES, (_conformance, _matrix, _functions, _orders, _gradients), strict=True)
+    )
+    for name in request.only or STAGES:
+        report = written(stages[name](report, request, console))
     return report
 
 
@@ -188,53 +203,103 @@ def _run_jobs(
     for name, answer in zip(names, do_all(jobs, processes, _PATIENCE), strict=True):
         result: T = answer.result or kind(name, error=answer.failure)
         probes.append(result)
-        word = "FAILED" if result.error else "agrees" if result.agrees else "DISAGREES"
-        console.print(
-            f"{word:10} {name} ({result.seconds:.1f} s)",
-            style=None if word == "agrees" else "red",
-            highlight=False,
-        )
+        _say(result, console)
     return probes
 
 
+def _say(result: Compared, console: Console) -> None:
+    word = "FAILED" if result.error else "agrees" if result.agrees else "DISAGREES"
+    console.print(
+        f"{word:10} {result.name} ({result.seconds:.1f} s)",
+        style=None if word == "agrees" else "red",
+        highlight=False,
+    )
+
+
 def _orders(report: ProbeReport, request: Request, console: Console) -> ProbeReport:
-    probes, not_run = [], []
     listed = roster(list(request.kernels) or None)
-    not_run += [
-        ProbeNotRun(f"summation order of {failure.ref}", "does not load")
-        for failure in listed.failures
-    ]
-    not_run += [
-        ProbeNotRun(f"summation order of {file.ref}", file.message) for file in listed.unmet
-    ]
-    reasons = [(declaration, excludes_here(declaration)) for declaration in listed.declarations]
-    not_run += [
-        ProbeNotRun(f"summation order of {declaration.ref}", reason)
-        for declaration, reason in reasons
-        if reason
-    ]
+    left = [(failure.ref, "does not load") for failure in listed.failures]
+    left += [(file.ref, file.message) for file in listed.unmet]
+    able, excluded = _able(listed.declarations)
+    not_run = [ProbeNotRun(f"summation order of {ref}", why) for ref, why in (*left, *excluded)]
+
+    def ask(declaration: Declaration, cell: Cell, arena: Arena) -> list[OrderProbe]:
+        config = declaration.configs[0]
+        try:
+            one = order.probe(declaration, config, cell, arena, cell.arch())
+        except InfrastructureError as error:
+            one = OrderProbe(declaration.ref, config.name, reason=str(error))
+        said = f"{'order':10} {one.variant}: {one.reason or one.order} ({one.seconds:.1f} s)"
+        console.print(said, highlight=False)
+        return [one]
+
+    probes = _in_cells(able, ask, 1)
+    return replace(report, orders=tuple(probes), not_run=(*report.not_run, *not_run))
+
+
+def _gradients(report: ProbeReport, request: Request, console: Console) -> ProbeReport:
+    listed = roster(list(request.kernels) or None).declarations
+    able, excluded = _able(
+        [each for each in listed if each.gradients and each.gradients.order != GradientOrder()]
+    )
+
+    def ask(declaration: Declaration, cell: Cell, arena: Arena) -> list[GradientOrderProbe]:
+        config, name = declaration.configs[0], declaration.ref
+        try:
+            asked = gradient_order.CellVariant(declaration, config, cell, arena, cell.arch())
+            if next(turns[name]):
+                with suppress(RuntimeError):  # the probe says what is wrong
+                    gradient_order.build_rows(asked)
+                return []
+            probes = gradient_order.probe(asked)
+        except InfrastructureError as error:
+            probes = [GradientOrderProbe(name, config.name, error=str(error))]
+        for one in probes:
+            _say(one, console)
+        if not probes:
+            excluded.append((name, "no bound is derived for its declared orders here"))
+        return probes
+
+    turns = {declaration.ref: itertools.count() for declaration in able}
+    builders = able if environment().device == "cuda" else []
+    probes = _in_cells([*able, *builders], ask, _CELLS)
+    not_run = [ProbeNotRun(f"orders of the backward of {ref}", why) for ref, why in excluded]
+    return replace(report, gradient_orders=tuple(probes), not_run=(*report.not_run, *not_run))
+
+
+def _able(
+    declarations: Sequence[Declaration],
+) -> tuple[list[Declaration], list[tuple[str, str]]]:
+    """The variants that can run here, and the names of the others with their reasons."""
+    reasons = [(declaration, excludes_here(declaration)) for declaration in declarations]
     able = [declaration for declaration, reason in reasons if reason is None]
+    return able, [(declaration.ref, reason) for declaration, reason in reasons if reason]
+
+
+def _in_cells(
+    able: Sequence[Declaration],
+    ask: Callable[[Declaration, Cell, Arena], list[P]],
+    processes: int,
+) -> list[P]:
+    """What is found of each variant, with a cell and buffers of its own; so many at the same
+    time."""
     if not able:
-        return replace(report, not_run=(*report.not_run, *not_run))
-    fork_server, arena = ForkServer(environment()), Arena()
+        return []
+    fork_server = ForkServer(environment())
+
+    def asked(declaration: Declaration) -> list[P]:
+        cell, arena = Cell(fork_server), Arena()
+        try:
+            return ask(declaration, cell, arena)
+        finally:
+            cell.close()
+            arena.close()
+
     try:
-        for declaration in able:
-            cell = Cell(fork_server)
-            try:
-                one = order.probe(declaration, declaration.configs[0], cell, arena, cell.arch())
-            except InfrastructureError as error:
-                one = OrderProbe(declaration.ref, declaration.configs[0].name, reason=str(error))
-            finally:
-                cell.close()
-            probes.append(one)
-            console.print(
-                f"{'order':10} {one.variant}: {one.reason or one.order} ({one.seconds:.1f} s)",
-                highlight=False,
-            )
+        with ThreadPoolExecutor(max(1, min(processes, cores() // 2))) as pool:
+            return [one for found in pool.map(asked, able) for one in found]
     finally:
         fork_server.close()
-        arena.close()
-    return replace(report, orders=tuple(probes), not_run=(*report.not_run, *not_run))
 
 
 def _show(report: ProbeReport, console: Console) -> None:

@@ -88,13 +88,26 @@ def oracles(write: bool) -> int:
     help="Parent of the report's folder; default: .verify/report, with --publish: reports.",
 )
 @click.option("--publish", is_flag=True, help="Also write it to reports/<device>/.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(("conformance", "matrix", "functions", "orders", "gradients")),
+    help="Run this stage alone, or these; default: all.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, not as tables.")
-def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_json: bool) -> int:
-    """Measure the device: matrix units, approximations, and the order in which KERNELS (by default
-    the collection) add P V.
+def probe(
+    kernels: tuple[Path, ...],
+    directory: Path | None,
+    publish: bool,
+    only: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Measure the device: matrix units, approximations, the order in which KERNELS (by default the
+    collection) add P V, and whether their backwards keep the orders that they declare.
 
     Writes .verify/report/<device>/probes.{json,md}; --publish also writes them to
-    reports/<device>/. Exits 1 if a result disagrees with the tables that the bounds use.
+    reports/<device>/. Exits 1 if a result disagrees with the tables that the bounds use, or with a
+    declared order.
     """
     from verify.cli.probe import Request
     from verify.cli.probe import probe as run_probes
@@ -102,9 +115,11 @@ def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_j
 
     if publish and kernels:
         raise UsageError("--publish: publishes the collection's probes; name no KERNELS")
+    if publish and only:
+        raise UsageError("--publish: publishes all probes; name no stage with --only")
     folder = report_parent(directory, publish) / device.slug()
     published = published_parent(directory) / device.slug() if publish else None
-    return run_probes(Request(kernels, folder, published), as_json)
+    return run_probes(Request(kernels, folder, published, only), as_json)
 
 
 @click.command()

@@ -8,7 +8,6 @@ units at some of the others.  O times the number of keys counts the units that s
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,8 +18,9 @@ from verify.cell.arena import Arena
 from verify.cell.process import Cell
 from verify.judging.trial import Trial
 from verify.probes import tree
+from verify.probes.experiments import Scale, meeting_of
 from verify.probes.report import OrderProbe
-from verify.probes.tree import InconsistentError, Node, Pair
+from verify.probes.tree import Meeting, Node
 from verify.problem import Problem
 from verify.problem.inputs import Inputs
 from verify.variant import Config, Declaration
@@ -31,24 +31,11 @@ _HEADS = 128  # at most, in one launch
 _DTYPES = ("bfloat16", "float32", "float16")  # the largest exponent range first
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """Values of V.
-
-    huge: absorbs `at_once` units, in fp32 and in a matrix unit of 25 fraction bits.  unit: up to
-    `at_once` of them, divided by the number of keys, are counted exactly in O's dtype.
-    """
-
-    huge: float
-    unit: float
-    at_once: int
-
-
-def _scale(dtype: str, keys: int) -> _Scale:
+def _scale(dtype: str, keys: int) -> Scale:
     if dtype != "float16":
-        return _Scale(2.0**60, 1.0, 1 << (dtype_named(dtype).precision - 1))
+        return Scale(2.0**60, 1.0, 1 << (dtype_named(dtype).precision - 1))
     unit = keys * dtype_named(dtype).smallest_subnormal
-    return _Scale(2.0**15, unit, int(2.0 ** (15 - 27) / unit))
+    return Scale(2.0**15, unit, int(2.0 ** (15 - 27) / unit))
 
 
 @dataclass
@@ -63,25 +50,11 @@ class _Reader:
     arch: str
     launches: int = field(default=0)
 
-    def meeting(self, pairs: Sequence[Pair]) -> list[int]:
-        """A `verify.probes.tree.Meeting` of keys."""
+    @property
+    def meeting(self) -> Meeting:
+        """Of keys."""
         keys, scale = self.problem.seqlen_kv, _scale(self.problem.dtype, self.problem.seqlen_kv)
-        parts = [range(at, min(at + scale.at_once, keys)) for at in range(0, keys, scale.at_once)]
-        columns = torch.zeros(keys, len(pairs) * len(parts), dtype=torch.float64)
-        for place, ((i, j), part) in enumerate((pair, part) for pair in pairs for part in parts):
-            columns[part.start : part.stop, place] = scale.unit
-            columns[i, place], columns[j, place] = scale.huge, -scale.huge
-        units = (self.sums(columns) / scale.unit).view(len(pairs), len(parts)).sum(1)
-        counts = [round(float(count)) for count in units]
-        if any(
-            not abs(count - exact) < 0.25
-            for count, exact in zip(counts, units.tolist(), strict=True)
-        ):
-            raise InconsistentError(
-                "O is no multiple of one key's weight: units were rounded, or keys do not weigh the"
-                " same"
-            )
-        return [keys - count for count in counts]
+        return meeting_of(keys, scale, lambda columns: self.sums(columns) / scale.unit)
 
     def sums(self, columns: Tensor) -> Tensor:
         """Sums over the keys of V's columns; columns: (keys, n); returns (n,) in fp64."""

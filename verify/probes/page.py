@@ -10,10 +10,13 @@ from verify import document as doc
 from verify.arithmetic.instructions import DIVISION, EXP, LOG, TANH
 from verify.document import markdown as page
 from verify.document import text
+from verify.probes import page_orders
 from verify.probes.report import (
     MANUAL,
+    Compared,
     ConformanceProbe,
     FunctionProbe,
+    GradientOrderProbe,
     MatrixProbe,
     ProbeReport,
     Quantity,
@@ -32,10 +35,6 @@ _FUNCTIONS = (
     *("error / bound", "at input", "monotone", "subnormals", "verdict"),
 )
 _CONFORMANCE = ("instruction", "arch", "checks", "that differ", "first disagreement", "verdict")
-_ORDERS = (
-    *("variant", "config", "dtype", "keys", "order in which P V is added"),
-    "first groups of keys",
-)
 _SHOWN = (
     *("products per addition", "fraction bits F", "output bits p", "output rounding"),
     *("accumulator joins", "subnormal operands"),
@@ -54,10 +53,6 @@ _CONFORMANCE_NOTE = (
     f"Each instruction by itself, against the words and figures of {MANUAL}: registers of all lanes"
     " and shared memory, bit for bit. Of functions, only special values; of matrix instructions,"
     " only which lane holds which element: what they compute stands above."
-)
-_ORDER_NOTE = (
-    "Revealed through the variant's own entry point, with equal weights for all keys: a fused group"
-    " is added at once by one instruction."
 )
 
 
@@ -106,7 +101,7 @@ def tables(report: ProbeReport) -> tuple[doc.Block, ...]:
     any."""
     note = doc.Paragraph(_NOTE, note=True)
     found: list[doc.Block] = [note] if report.matrix or report.functions else []
-    notes: dict[Sequence[str], str] = {_CONFORMANCE: _CONFORMANCE_NOTE, _ORDERS: _ORDER_NOTE}
+    notes: dict[Sequence[str], str] = {_CONFORMANCE: _CONFORMANCE_NOTE} | page_orders.NOTES
     for title, table in titled(report):
         found += [doc.Heading(title), table]
         if table.columns in notes:
@@ -120,7 +115,8 @@ def titled(report: ProbeReport) -> Iterator[tuple[str, doc.Table]]:
         ("Matrix instructions", _MATRIX, tuple(map(_matrix_row, report.matrix))),
         ("Functions", _FUNCTIONS, tuple(map(_function_row, report.functions))),
         ("Conformance", _CONFORMANCE, tuple(_conformance_rows(report))),
-        ("Order of summation", _ORDERS, tuple(_order_rows(report))),
+        ("Order of summation", page_orders.FORWARD, tuple(page_orders.forward_rows(report))),
+        ("Orders of backwards", page_orders.BACKWARD, tuple(page_orders.backward_rows(report))),
     ):
         if rows:
             yield title, doc.Table(columns, rows)
@@ -160,9 +156,9 @@ def details(report: ProbeReport) -> Iterator[str]:
         yield from (f"{fault.name}: {note}; entry: {fault.entry}" for note in fault.notes)
 
 
-def verdict(found: MatrixProbe | FunctionProbe | ConformanceProbe) -> str:
-    """How a probe and its table, or the manual, compare: "agrees", "DISAGREES", "FAILED" or "not in
-    the table"."""
+def verdict(found: Compared) -> str:
+    """How a probe compares with its table, its manual or a declaration: "agrees", "DISAGREES",
+    "FAILED" or "not in the table"."""
     if not found.agrees:
         return _BAD
     if found.error:
@@ -238,6 +234,7 @@ def faults(report: ProbeReport) -> list[Fault]:
     for each in report.conformance:
         if not each.agrees or each.error:
             found.append(_nonconforming(each))
+    found += [_out_of_order(sum_) for sum_ in report.gradient_orders if sum_.wrong or sum_.error]
     return sorted(found, key=lambda fault: fault.status != "red")
 
 
@@ -261,6 +258,14 @@ def _nonconforming(one: ConformanceProbe) -> Fault:
     status: doc.Status = "grey" if one.agrees else "red"
     said = tuple(filter(None, notes))
     return Fault(one.name, status, entry, source, (), said, "the manual")
+
+
+def _out_of_order(one: GradientOrderProbe) -> Fault:
+    status: doc.Status = "grey" if one.agrees else "red"
+    against = f"the declared order, {one.declared}"
+    notes = tuple(filter(None, (one.wrong, one.order if one.wrong else "", one.error)))
+    entry = "gradients.order of the variant's declaration"
+    return Fault(one.name, status, entry, "", (), notes, against)
 
 
 def _experiments(probe: MatrixProbe) -> Iterator[doc.Block]:
@@ -343,16 +348,6 @@ def _conformance_rows(report: ProbeReport) -> Iterator[doc.Row]:
         first = one.first or text.NONE
         counts = doc.count(one.checks or None), differ if one.checks else doc.count(None)
         yield name, report.arch, *counts, first, _mark(verdict(one))
-
-
-def _order_rows(report: ProbeReport) -> Iterator[doc.Row]:
-    """Those that were revealed, then those that could not be, with the reason."""
-    for one in sorted(report.orders, key=lambda order: bool(order.reason)):
-        groups = "  |  ".join(one.groups)
-        keys = doc.Number(one.keys or None)
-        config = doc.Span(one.config, "code")
-        name = doc.Span(one.variant, "strong")
-        yield name, config, one.dtype or text.NONE, keys, one.reason or one.order, groups
 
 
 def _beyond(probe: FunctionProbe) -> bool:

@@ -169,6 +169,35 @@ class OrderProbe:
 
 
 @dataclass(frozen=True)
+class GradientOrderProbe:
+    """The order in which one config of a backward makes one of its sums, and the declared one.
+
+    name: variant, dtype and sum.  mask: of the problem.  terms: their number.  order: as text.
+    wrong: how it differs from the declared order, or "".  error: why the order is unknown, or "".
+    """
+
+    name: str
+    config: str = ""
+    declared: str = ""
+    mask: str = ""
+    terms: int = 0
+    order: str = ""
+    wrong: str = ""
+    launches: int = 0
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no sum contradicts the declaration."""
+        return not self.wrong
+
+
+Compared = MatrixProbe | FunctionProbe | ConformanceProbe | GradientOrderProbe
+"""What has a table, a manual or a declaration to agree with."""
+
+
+@dataclass(frozen=True)
 class ProbeNotRun:
     """A probe that was not run, and why."""
 
@@ -193,16 +222,17 @@ class ProbeReport:
     conformance: tuple[ConformanceProbe, ...] = ()
     seconds: float = 0.0
     schema: int = SCHEMA_VERSION
+    gradient_orders: tuple[GradientOrderProbe, ...] = ()
 
     @property
     def agrees(self) -> bool:
-        """Whether no measurement contradicts the tables or the manual."""
+        """Whether no measurement contradicts the tables, the manual or a declaration."""
         return all(probe.agrees for probe in self.compared)
 
     @property
-    def compared(self) -> tuple[MatrixProbe | FunctionProbe | ConformanceProbe, ...]:
+    def compared(self) -> tuple[Compared, ...]:
         """The probes that have something to agree with."""
-        return (*self.matrix, *self.functions, *self.conformance)
+        return (*self.matrix, *self.functions, *self.conformance, *self.gradient_orders)
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -212,10 +242,10 @@ class ProbeReport:
 
 def as_data(report: ProbeReport) -> dict[str, Any]:
     """The report as JSON-ready data, with "agrees" added to everything that is compared with a
-    table or the manual."""
+    table, the manual or a declaration."""
     data: dict[str, Any] = encode(report)
     data["agrees"] = report.agrees
-    for name in ("matrix", "functions", "conformance"):
+    for name in ("matrix", "functions", "conformance", "gradient_orders"):
         for measured, probe_data in zip(getattr(report, name), data[name], strict=True):
             probe_data["agrees"] = measured.agrees
     for probe, probe_data in zip(report.matrix, data["matrix"], strict=True):

@@ -154,6 +154,9 @@ RUNS = {
     "verify probe": of(
         "test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'
     ),
+    "verify probe --only": of(
+        "test_probes_gradient_order", "said_by_the_command", '"--only", "gradients"'
+    ),
     "verify profile": of("test_profiling", "test_the_command_is_told_its_options", '"profile"'),
     "verify setup": of("test_extras", "set_up", '"setup", "cute"'),
     "verify test": ci("python3 -m verify test --profile ci"),
@@ -175,6 +178,12 @@ RUNS = {
     ),
     "tests.log_sum_sweep": of(
         "test_log_sum", "test_the_sweep_refuses_what_is_wrong", "log_sum_sweep.main("
+    ),
+    "tests.honest_sweep": of(
+        "test_honest_sweep", "test_a_sweep_goes_on_and_counts", "honest_sweep.main("
+    ),
+    "tests.honest_sweep --show": of(
+        "test_honest_sweep", "test_a_sweep_goes_on_and_counts", '"--show"'
     ),
     "tests.faults": of(HERE, "test_faults_are_searched_for", '"tests/faults/__main__.py"'),
     "tests.mutants": of(

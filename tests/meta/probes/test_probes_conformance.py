@@ -346,7 +346,7 @@ def test_the_command_asks_for_what_the_device_has(
 
     monkeypatch.setattr(command, "_arch", lambda: ("sm_89", None))
     monkeypatch.setattr(command, "do_all", answers)
-    for stage in ("_matrix", "_functions", "_orders"):
+    for stage in ("_matrix", "_functions", "_orders", "_gradients"):
         monkeypatch.setattr(command, stage, lambda report, request, console: report)
     request = command.Request((), tmp_path)
     report = command.measure(request, Console(file=io.StringIO()))

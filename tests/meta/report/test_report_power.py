@@ -71,6 +71,25 @@ def test_the_least_strength_counts_and_names_its_case() -> None:
     assert "e = 2.0e-05" in headline(found)
 
 
+def test_exact_cases_are_counted_where_none_failed() -> None:
+    asked = (("counting", 2, 0), ("gather", 3, 1), ("gather_backward", 0, 0))
+    found = report((ONE, {"power_scale": 3e-5}, {}))
+    dtype = found["variants"][0]["dtypes"][0]
+    dtype["oracles"] += [
+        {"oracle": name, "group": group, "cases": cases, "failures": failures, "inapplicable": 0}
+        for name, cases, failures in asked
+        for group in ("one", "two")
+    ]
+    (power,) = (one for one in document(found, None).sections if one.title == "Power")
+    counted = [block for block in power.blocks if isinstance(block, Table)][-1]
+    assert counted.columns == ("variant", "dtype", "counting", "gather", "gather_backward")
+    ((_, _, *counts),) = counted.rows
+    assert [cell.value for cell in counts] == [4, None, None]  # type: ignore[union-attr]
+    dtype["oracles"][-6]["failures"] = 1
+    (power,) = (one for one in document(found, None).sections if one.title == "Power")
+    assert counted.columns not in [b.columns for b in power.blocks if isinstance(b, Table)]
+
+
 def test_a_failing_case_certifies_nothing() -> None:
     found = report((ONE, {"power_scale": 3e-5}, {}))
     failing = dataclasses.replace(

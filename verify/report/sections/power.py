@@ -44,6 +44,13 @@ _NOTE = (
 )
 
 
+_EXACT = ("counting", "gather", "gather_backward")
+_COUNTED = (
+    "A fault of a mask or an index has no strength. It fails wherever one of these exact oracles"
+    " asks for the key or the row that it takes for another: so many cases, of which none failed."
+)
+
+
 def section(report: Report, beside: Beside) -> Section | None:
     """One row per variant, dtype and class that has a certificate."""
     rows = tuple(map(_row, report.get("power", [])))
@@ -56,6 +63,9 @@ def section(report: Report, beside: Beside) -> Section | None:
         names = ("fault", "dtype", "this suite, least", "largest", *power_plot.RULES)
         blocks += [Paragraph(_BESIDE, note=True), Table(names, beside_others)]
     blocks += [Paragraph(_NOTE, note=True), Table(_COLUMNS, rows)]
+    guarantees = tuple(_guarantees(report))
+    if guarantees:
+        blocks += [Paragraph(_COUNTED, note=True), Table(("variant", "dtype", *_EXACT), guarantees)]
     return Section("Power", "power", tuple(blocks))
 
 
@@ -68,6 +78,21 @@ def _compared(report: Report) -> Iterator[Row]:
                 rules = (RIVALS[rule][dtype][fault] for rule in power_plot.RULES)
                 cells = tuple(text.NONE if e is None else Number(e) for e in rules)
                 yield (words, dtype, Number(min(found)), Number(max(found)), *cells)
+
+
+def _guarantees(report: Report) -> Iterator[Row]:
+    """One row per variant and dtype that such an oracle judged; no count of one that failed."""
+    for variant in report["variants"]:
+        for dtype in variant["dtypes"]:
+            judged = [one for one in dtype["oracles"] if one["oracle"] in _EXACT]
+            failed = {one["oracle"] for one in judged if one["failures"]}
+            counts = {
+                name: sum(int(one["cases"]) for one in judged if one["oracle"] == name)
+                for name in _EXACT
+            }
+            if any(cases for name, cases in counts.items() if name not in failed):
+                cells = (count(None if n in failed else c or None) for n, c in counts.items())
+                yield (Span(variant["ref"], "strong"), dtype["dtype"], *cells)
 
 
 def _row(one: PowerReport) -> Row:
