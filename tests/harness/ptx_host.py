@@ -29,6 +29,7 @@ from kernels.ptx import (
     tiling_qk,
     tiling_qkv,
 )
+from tests.harness.host_compiler import COMPILER, HostCompiler
 from tests.harness.host_library import host_library, opened
 from verify.arithmetic.dtypes import dtype_named
 from verify.bundle import ROOT
@@ -105,7 +106,7 @@ def macros(source: Source) -> list[tuple[str, str]]:
 class Host:
     """A source compiled for the CPU, with a text of it replaced.
 
-    library: of an earlier compilation, in place of one now.
+    library: of an earlier compilation by that compiler, in place of one now.
     """
 
     def __init__(
@@ -115,12 +116,13 @@ class Host:
         edit: Callable[[str], str] = lambda text: text,
         *,
         library: Path | None = None,
+        compiler: HostCompiler | None = COMPILER,
     ) -> None:
         if library is None:
             kernel = written(source, folder, edit)
-            self.library = host_library(kernel, source.entry, macros(source))
+            self.library = host_library(kernel, source.entry, macros(source), compiler)
         else:
-            self.library = opened(library)
+            self.library = opened(library, compiler)
         self.schedule = SCHEDULES[0]
         # A slice of V goes into a tile of more columns: there, as in padded rows narrower than 128
         # bytes, copies can meet.
