@@ -96,7 +96,7 @@ def test_without_a_compiler_the_message_names_zig(
     monkeypatch.setattr(host_compiler.importlib.util, "find_spec", lambda name: None)
     assert own_compiler() is None
     assert zig_compiler() is None
-    with pytest.raises(RuntimeError, match="no C.. compiler: install one, or ziglang from PyPI"):
+    with pytest.raises(RuntimeError, match="ziglang from PyPI"):
         compiled(tmp_path / "kernel.cu", "entry", [], compiler=None)
 
 
