@@ -33,6 +33,8 @@ _NAMED = (
     # Empty rows whose keys end behind the last one that any row of their tile sees: what lies
     # there is NaN.
     ("poison", "sq=56,skv=86,d=32,dtype=float16,mask=causal.tl+documents.60_26,seed=3"),
+    # Rows that see no key, of whose Q and dO it is.
+    ("poison_backward", "sq=40,skv=30,d=32,dtype=float16,mask=causal,seed=3"),
 )
 
 
