@@ -49,6 +49,8 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         {"seqlen_q": 40, "seqlen_kv": 100, "mask": Causal("tl"), "softmax_scale": -0.1},
         {"seqlen_q": 70, "seqlen_kv": 3, "mask": Window(20, 1, "tl")},
         {"seqlen_q": 150, "seqlen_kv": 140, "mask": Window(33, 2)},
+        # No row sees a key of the first blocks
+        {"seqlen_q": 30, "seqlen_kv": 210, "mask": Window(20, 2)},
     ],
     "table": [
         {"batch": 2, "seqlen_q": 70, "seqlen_kv": 130, "mask": Lengths((70, 31), (0, 99))},

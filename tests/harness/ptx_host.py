@@ -29,6 +29,7 @@ from kernels.ptx import (
     tiling_qk,
     tiling_qkv,
 )
+from tests.harness.host_compiler import COMPILER, HostCompiler
 from tests.harness.host_library import host_library, opened
 from verify.arithmetic.dtypes import dtype_named
 from verify.bundle import ROOT
@@ -97,15 +98,16 @@ def written(source: Source, folder: Path, edit: Callable[[str], str] = lambda te
     return kernel
 
 
-def macros(source: Source) -> list[tuple[str, str]]:
+def macros(source: Source, arch: int = 0) -> list[tuple[str, str]]:
     """The macros of a build on the CPU."""
-    return [*source.defines, ("BESIDE", str(BESIDE))]
+    named = [("__CUDA_ARCH__", str(arch))] if arch else []
+    return [*source.defines, ("BESIDE", str(BESIDE)), *named]
 
 
 class Host:
     """A source compiled for the CPU, with a text of it replaced.
 
-    library: of an earlier compilation, in place of one now.
+    library: of an earlier compilation by that compiler, in place of one now.
     """
 
     def __init__(
@@ -115,12 +117,13 @@ class Host:
         edit: Callable[[str], str] = lambda text: text,
         *,
         library: Path | None = None,
+        compiler: HostCompiler | None = COMPILER,
     ) -> None:
         if library is None:
             kernel = written(source, folder, edit)
-            self.library = host_library(kernel, source.entry, macros(source))
+            self.library = host_library(kernel, source.entry, macros(source), compiler)
         else:
-            self.library = opened(library)
+            self.library = opened(library, compiler)
         self.schedule = SCHEDULES[0]
         # A slice of V goes into a tile of more columns: there, as in padded rows narrower than 128
         # bytes, copies can meet.
@@ -144,7 +147,10 @@ class Host:
 
 @dataclass(frozen=True)
 class Choice:
-    """One build, and the variant that it belongs to."""
+    """One build, and the variant that it belongs to.
+
+    arch: whose number `__CUDA_ARCH__` is, in tenths; 0: of none that a source names.
+    """
 
     name: str
     config: int
@@ -152,6 +158,7 @@ class Choice:
     head_dim: int
     kind: str = "full"
     storage: str = "strided"
+    arch: int = 0
 
     @property
     def variant(self) -> Variant:
@@ -201,18 +208,25 @@ class Placed:
 
 
 @cache
-def inputs_of(problem: Problem, *, spoiled: bool = False) -> tuple[Placed, ...]:
-    """Q, K and V as a kernel gets them; spoiled: K and V are NaN behind the last key that any row
-    of their sequence sees."""
+def inputs_of(problem: Problem, *, spoiled: int = 0) -> tuple[Placed, ...]:
+    """Q, K and V as a kernel gets them.
+
+    spoiled: keys of a block, or 0.  K and V are NaN behind the last key that any row of their
+    sequence sees, and in the blocks before that of the first one.
+    """
     made = tensors(problem)
-    ends = problem.mask.row_bounds(problem.batch, problem.seqlen_q, problem.seqlen_kv)[1]
+    lows, highs = problem.mask.row_bounds(problem.batch, problem.seqlen_q, problem.seqlen_kv)
+    seen = lows < highs
+    firsts = lows.masked_fill(~seen, problem.seqlen_kv)
     placed = []
     for name in ("q", "k", "v"):
         values = getattr(made, name)
         if spoiled and name != "q":
             values = values.clone()
-            for batch, rows in enumerate(ends.tolist()):
-                values[batch, :, max(rows, default=0) :] = torch.nan
+            for batch in range(problem.batch):
+                first = min(firsts[batch].tolist(), default=0)
+                values[batch, :, max(highs[batch].tolist(), default=0) :] = torch.nan
+                values[batch, :, : first // spoiled * spoiled] = torch.nan
         copy = Placed(tuple(values.shape), problem.layouts[name], values.dtype, guarded=True)
         problem.layouts[name].write(values, {"": copy.tensor})
         placed.append(copy)
@@ -233,7 +247,8 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """O and LSE from the shipped entry point, of the `inputs_of`; asserts that it wrote these and
     nothing else."""
-    placed = inputs_of(problem, spoiled=True) if spoiled else inputs_of(problem)
+    assert config.block_n is not None
+    placed = inputs_of(problem, spoiled=config.block_n) if spoiled else inputs_of(problem)
     inputs = dict(zip("qkv", placed, strict=True))
     stored = {}
     given = {}

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tests.faults.stand import Stand
+from tests.harness.host_compiler import COMPILER, MISSING
 from tests.mutants import document, record, scores
 from tests.mutants.cuda.host_hunt import HostHunt
 from tests.mutants.cuda.hunt import CudaHunt
@@ -45,6 +46,8 @@ def main() -> None:
     if given.write:
         pass
     elif given.cuda:
+        if COMPILER is None:
+            parser.exit(3, f"{MISSING}\n")
         _hunt_host(CudaHunt(), cuda_chosen(), record.CUDA, given.ids, end)
     elif given.cute:
         _hunt_host(CuteHunt(), cute_chosen(), record.CUTE, given.ids, end)

@@ -8,7 +8,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tests.mutants.mutant import Mutant
-from tests.mutants.record import CUDA, CUTE, KILLED, SURVIVORS, TRITON, Ledger, Score
+from tests.mutants.record import (
+    CUDA,
+    CUTE,
+    EQUIVALENT,
+    KILLED,
+    SURVIVORS,
+    TRITON,
+    UNSEEN,
+    Ledger,
+    Reason,
+    Score,
+)
+from tests.mutants.triton.mutant import TritonMutant
 from verify.cell.process import ROOT
 
 PATH = ROOT / "docs" / "mutation.md"
@@ -25,7 +37,7 @@ _TRITON = """Each mutant has one change by an operator of `tests/mutants/triton/
 ran in Triton's interpreter, and the judge asked a part of what a campaign asks, until a verdict
 failed."""
 _CUDA = """Each mutant has one change by an operator of `tests/mutants/cuda/operators.py` in a
-header of the raw-PTX kernels. A host compiler compiled eighteen builds of it; they ran on emulated
+header of the raw-PTX kernels. A host compiler compiled nineteen builds of it; they ran on emulated
 threads, barriers and copies ([ptx.md](ptx.md)), warps as unfairly as barriers allow, copies as
 early or as late as waits allow. The questions are those of `tests/harness/ptx_cases.py`, judged by
 the bounds of O and LSE, by what lies around the tensors and by bank conflicts. A mutant whose
@@ -36,22 +48,35 @@ swizzles and partitions; they ran as those above, and were asked what `tests/har
 lists."""
 
 
+Key = Callable[[Mutant], str]
+_KEYS: tuple[tuple[str, Key], ...] = (
+    ("File", lambda mutant: f"`{mutant.edited}`"),
+    ("Operator", lambda mutant: mutant.mutation.operator),
+)
+
+
 @dataclass(frozen=True)
 class Part:
-    """The mutants of one language."""
+    """The mutants of one language.
+
+    keys: what tables are by, each with its title.
+    """
 
     title: str
     about: str
     mutants: Sequence[Mutant]
     ledger: Ledger
+    keys: tuple[tuple[str, Key], ...] = _KEYS
 
 
 def parts(
-    triton: Sequence[Mutant], cuda: Sequence[Mutant], cute: Sequence[Mutant]
+    triton: Sequence[TritonMutant], cuda: Sequence[Mutant], cute: Sequence[Mutant]
 ) -> tuple[Part, ...]:
     """Of all languages."""
+    judged = {mutant.id: mutant.variant for mutant in triton}
+    kernels: tuple[str, Key] = ("Kernel that is judged", lambda mutant: f"`{judged[mutant.id]}`")
     return (
-        Part("Triton kernels", _TRITON, triton, TRITON),
+        Part("Triton kernels", _TRITON, triton, TRITON, (kernels, *_KEYS)),
         Part("CUDA kernels", _CUDA, cuda, CUDA),
         Part("CuTe kernel", _CUTE, cute, CUTE),
     )
@@ -59,7 +84,23 @@ def parts(
 
 def document(given: Iterable[Part]) -> str:
     """docs/mutation.md."""
-    return "\n".join([_HEAD, *(line for part in given for line in _part(part))]) + "\n"
+    given = list(given)
+    lines = [_HEAD, "", _whole(given), "", *(line for part in given for line in _part(part))]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _whole(given: Sequence[Part]) -> str:
+    """The scores of all languages together."""
+    scores = [Score.of(part.mutants, part.ledger) for part in given]
+    killed, counted, judged = (
+        sum(getattr(score, name) for score in scores) for name in ("killed", "counted", "judged")
+    )
+    chosen = sum(len(part.mutants) for part in given)
+    score = 100 * killed / counted
+    return (
+        f"{judged} of {chosen} chosen mutants are judged. **{counted} of them are neither"
+        f" equivalent nor broken, and\n{killed} of these are convicted: {score:.1f} %.**"
+    )
 
 
 def _part(part: Part) -> list[str]:
@@ -71,7 +112,6 @@ def _part(part: Part) -> list[str]:
     by = Counter(entry.by.split(":")[0] for entry in killed)
     rate = 60 * len(killed) / sum(seconds) if killed else 0.0
     return [
-        "",
         f"## {part.title}",
         "",
         f"{part.about}",
@@ -89,33 +129,37 @@ def _part(part: Part) -> list[str]:
         + ", ".join(f"{name} {count}" for name, count in by.most_common())
         + ".",
         "",
-        *_table("File", judged, part.ledger, lambda mutant: f"`{mutant.edited}`"),
-        "",
-        *_table("Operator", judged, part.ledger, lambda mutant: mutant.mutation.operator),
-        "",
-        "| Survivor | Line | Text | Becomes | Why it survives |",
-        "|---|---:|---|---|---|",
-        *(_survivor(m, part.ledger) for m in judged if entries[m.id].how in SURVIVORS),
+        *(line for title, key in part.keys for line in _table(title, part, key)),
+        *_survivors(part, UNSEEN, "Not seen", "Why no question shows it"),
+        *_survivors(part, EQUIVALENT, "Equivalent", "Why it is right"),
     ]
 
 
-def _table(
-    title: str, judged: Sequence[Mutant], ledger: Ledger, key: Callable[[Mutant], str]
-) -> list[str]:
-    names = sorted({key(mutant) for mutant in judged})
-    scores = {name: Score.of((m for m in judged if key(m) == name), ledger) for name in names}
-    return [
-        f"| {title} | Convicted | Not seen | Score | Equivalent | Broken |",
-        "|---|---:|---:|---:|---:|---:|",
-        *(
-            f"| {name} | {s.killed} | {s.unseen} | {s.shown} | {s.equivalent} | {s.broken} |"
-            for name, s in scores.items()
-        ),
+def _table(title: str, part: Part, key: Key) -> list[str]:
+    lines = [
+        f"| {title} | Judged | Convicted | Not seen | Score | Equivalent | Broken |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
+    for name in sorted({key(mutant) for mutant in part.mutants}):
+        mine = [mutant for mutant in part.mutants if key(mutant) == name]
+        s = Score.of(mine, part.ledger)
+        lines.append(
+            f"| {name} | {s.judged} of {len(mine)} | {s.killed} | {s.unseen} | {s.shown} |"
+            f" {s.equivalent} | {s.broken} |"
+        )
+    return [*lines, ""]
 
 
-def _survivor(mutant: Mutant, ledger: Ledger) -> str:
-    reason = ledger.reasons().get(mutant.id)
-    why = "not explained" if reason is None else f"{reason.what}: {reason.why}"
-    texts = (f"`{text}`".replace("|", "\\|") for text in (mutant.before, mutant.after))
-    return f"| `{mutant.id}` | {mutant.mutation.line} | " + " | ".join(texts) + f" | {why} |"
+def _survivors(part: Part, what: str, title: str, why: str) -> list[str]:
+    """A table of the survivors of that kind; one without a reason is not seen."""
+    entries, reasons = part.ledger.current(part.mutants), part.ledger.reasons()
+    unknown = Reason(UNSEEN, "not explained")
+    lines = []
+    for mutant in part.mutants:
+        reason = reasons.get(mutant.id, unknown)
+        if mutant.id in entries and entries[mutant.id].how in SURVIVORS and reason.what == what:
+            texts = (f"`{text}`".replace("|", "\\|") for text in (mutant.before, mutant.after))
+            place = f"| `{mutant.id}` | {mutant.mutation.line} | "
+            lines.append(f"{place}{' | '.join(texts)} | {reason.why} |")
+    head = [f"| {title} | Line | Text | Becomes | {why} |", "|---|---:|---|---|---|"]
+    return [*head, *lines, ""] if lines else []

@@ -62,10 +62,10 @@ def rates(seconds: float) -> Iterator[MutantRate]:
         yield _none("Triton", "triton is not installed")
     else:
         yield _triton(seconds / 2)
-    from tests.harness.host_library import COMPILER
+    from tests.harness.host_compiler import COMPILER, MISSING
 
     if COMPILER is None:
-        yield _none("CUDA", "no C++ compiler")
+        yield _none("CUDA", MISSING)
     else:
         yield _cuda(seconds / 2)
 

@@ -138,6 +138,11 @@ class Score:
         return self.killed + self.unseen
 
     @property
+    def judged(self) -> int:
+        """Mutants that are on record."""
+        return self.counted + self.equivalent + self.broken
+
+    @property
     def shown(self) -> str:
         """The killed ones of those that count, in per cent."""
         return f"{100 * self.killed / self.counted:.1f} %" if self.counted else "–"

@@ -45,8 +45,7 @@ def numbers() -> dict[str, Numbers]:
 
 def _numbers(mutants: list[Mutant], ledger: Ledger) -> Numbers:
     score = Score.of(mutants, ledger)
-    judged = score.counted + score.equivalent + score.broken
-    return score.killed, score.counted, judged, len(mutants)
+    return score.killed, score.counted, score.judged, len(mutants)
 
 
 def sources(files: list[Path] | None = None) -> dict[str, str]:

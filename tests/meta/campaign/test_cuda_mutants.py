@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.harness.host_library import runs
+from tests.harness.ptx_host import inputs_of
 from tests.mutants.cuda.host_hunt import EXECUTION, Question
 from tests.mutants.cuda.hunt import CudaHunt, questions
 from tests.mutants.cuda.mutant import BUILDS, GROUNDS, CudaMutant, chosen
@@ -16,6 +17,7 @@ from tests.mutants.cuda.operators import code_of, mutations
 from tests.mutants.mutant import Mutation, source
 from tests.mutants.record import BROKEN, CUDA, KILLED, SAME, SURVIVORS, Score
 from tests.properties import tier
+from verify.problem import Problem
 
 MUTANTS = {mutant.id: mutant for mutant in chosen()}
 ENTRIES = CUDA.load()
@@ -100,6 +102,20 @@ def test_the_record_is_of_the_sources_as_they_are() -> None:
 def test_a_question_parses_back() -> None:
     for question in questions(BUILDS[-1]):
         assert Question.parse(question.id) == question
+
+
+def test_spoiled_keys_are_those_of_blocks_that_no_row_reads() -> None:
+    problem = Problem.parse("sq=30,skv=210,d=32,dtype=float16,mask=window.20.2")
+    lows, highs = problem.mask.row_bounds(1, 30, 210)
+    assert int(lows.min()) == 160
+    for block, first in ((64, 128), (32, 160)):
+        q, k, v = (
+            placed.tensor.isnan().all(-1)[0, 0] for placed in inputs_of(problem, spoiled=block)
+        )
+        assert not q.any()
+        for keys in (k, v):
+            assert keys[:first].all()
+            assert not keys[first : int(highs.max())].any()
 
 
 def spread() -> list[CudaMutant]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.faults.fault import BACKWARD_KERNELS
+from tests.faults.fault import BACKWARD_KERNELS, TRITON_DESCRIPTORS
 from tests.faults.search import convicts
 from tests.faults.stand import Stand
 from tests.mutants import document, record, scores
@@ -21,16 +21,20 @@ from tests.mutants.cuda.mutant import chosen as cuda_chosen
 from tests.mutants.cute.mutant import chosen as cute_chosen
 from tests.mutants.mutant import source
 from tests.mutants.record import BROKEN, KILLED, SURVIVED, TRITON, Ledger
-from tests.mutants.triton.hunt import TritonHunt
+from tests.mutants.triton.hunt import _NAMED, TritonHunt
 from tests.mutants.triton.mutant import GROUNDS, TritonMutant, chosen
 from tests.mutants.triton.operators import functions_of, mutations
 from tests.mutants.truths import Memory
 from tests.properties import tier
 from verify.cell.process import ROOT
 from verify.judging.truth import Clock
+from verify.oracles import groups
+from verify.problem import Problem
 from verify.report.mutation_scores import SCORES
 from verify.tolerance.backward import OwnForward
+from verify.variant import MASK_KINDS, Support
 
+WHOLE = Support(dtypes=("float16",), head_dims=range(1, 257), masks=MASK_KINDS)
 MUTANTS = {mutant.id: mutant for mutant in chosen()}
 ENTRIES = TRITON.load()
 KILLS = [MUTANTS[id_] for id_, entry in ENTRIES.items() if entry.how == KILLED and id_ in MUTANTS]
@@ -115,6 +119,40 @@ def test_enough_mutants_count_and_every_survivor_has_its_reason() -> None:
     assert record.Score.of(MUTANTS.values(), TRITON).counted >= 100
     survivors = {id_ for id_, entry in ENTRIES.items() if entry.how == SURVIVED}
     assert set(TRITON.reasons()) == survivors
+
+
+def test_the_document_counts_and_explains_all() -> None:
+    parts = document.parts(chosen(), cuda_chosen(), cute_chosen())
+    text = document.document(parts)
+    counted = sum(record.Score.of(part.mutants, part.ledger).counted for part in parts)
+    assert counted >= 300
+    assert f"**{counted} of them are neither" in text
+    assert "not explained" not in text
+    for part in parts:
+        for id_, reason in part.ledger.reasons().items():
+            (line,) = (line for line in text.splitlines() if line.startswith(f"| `{id_}` |"))
+            assert line.endswith(f"| {reason.why} |")
+    assert "| `kernels/masks.py` | 15 of 15 | 12 | 0 | 100.0 % | 3 | 0 |" in text
+
+
+@pytest.mark.parametrize(("group", "text"), _NAMED, ids=[group for group, _ in _NAMED])
+def test_a_named_question_is_a_problem_of_its_group(group: str, text: str) -> None:
+    problem = Problem.parse(text)
+    assert problem.name == text
+    adapt = groups()[group].adapt
+    assert adapt is None or adapt(problem, WHOLE) == problem
+
+
+def test_a_branch_that_is_never_taken_is_judged_by_a_variant_that_takes_it() -> None:
+    (ground,) = (ground for ground in GROUNDS if ground.edited == TRITON_DESCRIPTORS)
+    made = [TritonMutant.of(ground, each) for each in mutations(source(ground.edited))]
+    branches = {
+        m.after: m.variant for m in made if m.before == "HOST" and m.mutation.operator == "branch"
+    }
+    assert branches == {
+        "True": "triton-device-descriptor-forward",
+        "False": "triton-host-descriptor-forward",
+    }
 
 
 def test_a_truth_is_computed_once_for_the_same_inputs_and_declarations() -> None:

@@ -55,8 +55,8 @@ class Question:
     def parse(text: str) -> Question:
         """The question of that id.  Raises ValueError."""
         place, how, problem = text.split(":", 2)
-        name, config, dtype, head_dim, kind, storage = place.split("/")
-        build = Choice(name, int(config), dtype, int(head_dim), kind, storage)
+        name, config, dtype, head_dim, kind, storage, *arch = place.split("/")
+        build = Choice(name, int(config), dtype, int(head_dim), kind, storage, *map(int, arch))
         return Question(build, Problem.parse(problem), int(how[0]), how[1:] == "n")
 
 
@@ -194,5 +194,5 @@ def short(said: str) -> str:
 
 def words(build: Choice) -> str:
     """A build's parts in one word."""
-    parts = (build.name, build.config, build.dtype, build.head_dim, build.kind, build.storage)
-    return "/".join(map(str, parts))
+    parts = [build.name, build.config, build.dtype, build.head_dim, build.kind, build.storage]
+    return "/".join(map(str, [*parts, build.arch] if build.arch else parts))

@@ -91,7 +91,7 @@ class CudaHunt(HostHunt):
         place = self.folder / ("right" if mutant is None else "mutant") / words(build)
         place.mkdir(parents=True, exist_ok=True)
         kernel = written(made, place, edit if mutant is not None else str)
-        return compiled(kernel, made.entry, macros(made), _OPTIONS, quiet=True)
+        return compiled(kernel, made.entry, macros(made, build.arch), _OPTIONS, quiet=True)
 
     def verdict(self, library: Path, question: Question) -> str | None:
         """What one question finds in this process: a short text, or None."""

@@ -19,7 +19,8 @@ GROUNDS = {
 }
 # Every line of the headers is compiled by one of these: each tiling, kind of mask and storage, sums
 # in fp32 and in fp16, operands of 8 bits, one slot and several, one row tile and several, one tile
-# of keys and several, one slice of V and several, rows that are padded and swizzled.
+# of keys and several, one slice of V and several, rows that are padded and swizzled, sums of 8-bit
+# products that begin at zero.
 BUILDS = (
     Choice("split_q", 1, "bfloat16", 96, "band"),
     Choice("split_kv", 0, "bfloat16", 96, "table"),
@@ -39,6 +40,7 @@ BUILDS = (
     Choice("tiling_qkv", 0, "bfloat16", 64, "table"),
     Choice("tiling_qk", 0, "bfloat16", 512, "band"),
     Choice("tiling_qk", 0, "float16", 512, "full", "transposed"),
+    Choice("split_q_fp8", 0, "float8_e4m3fn", 64, "full", arch=890),
 )
 
 

@@ -18,6 +18,7 @@ from verify.cell.process import ROOT
 from verify.evidence import Verdict
 from verify.oracles import groups
 from verify.problem import Problem
+from verify.problem.refusal import inside
 from verify.variant import Config, Declaration
 
 Question = tuple[str, Config, Problem]
@@ -27,6 +28,14 @@ _FIRST = 4  # cases of a leading group that are asked before those of other grou
 _OTHERS = 6  # edge cases of each dtype but the first
 _DRAWN = 12  # draws of a leading group
 _BEST = 12  # cases that convicted most mutants of the same kernel, which are asked first
+# What few draws meet: groups, and problems that they can draw.
+_NAMED = (
+    # Empty rows whose keys end behind the last one that any row of their tile sees: what lies
+    # there is NaN.
+    ("poison", "sq=56,skv=86,d=32,dtype=float16,mask=causal.tl+documents.60_26,seed=3"),
+    # Rows that see no key, of whose Q and dO it is.
+    ("poison_backward", "sq=40,skv=30,d=32,dtype=float16,mask=causal,seed=3"),
+)
 
 
 @dataclass
@@ -120,6 +129,10 @@ def _all(shipped: Declaration) -> Iterator[Question]:
     leading = {name: _of_leading(shipped, name) for name in open_to if name in LEADING}
     for name, cases in leading.items():
         yield from ((name, *case) for case in cases[:_FIRST])
+    for name, text in _NAMED:
+        problem = Problem.parse(text)
+        if name in open_to and inside(shipped.support, problem):
+            yield name, finest(shipped), problem
     for name in open_to:
         if name not in leading:
             yield from ((name, *case) for case in candidates(shipped, name))

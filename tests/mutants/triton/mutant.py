@@ -31,8 +31,8 @@ class Ground:
     """Where mutants are made.
 
     edited: the file.  file, variant: the kernel that is judged with it.  wanted: mutants.
-    hosts: functions of the file that run on the host and are mutated, too.  others: the first line
-    of a block, and the variant that is judged of what stands in it.
+    hosts: functions of the file that run on the host and are mutated, too.  others: a line, or the
+    first one of a block, and the variant that is judged of it and of what stands in it.
     """
 
     edited: str
@@ -61,7 +61,15 @@ GROUNDS = (
         TRITON_DESCRIPTORS,
         "triton-device-descriptor-forward",
         25,
-        others=(("def _place(steps, batch, head, row):", "triton-host-descriptor-forward"),),
+        others=tuple(
+            (line, "triton-host-descriptor-forward")
+            for line in (
+                "def _place(steps, batch, head, row):",
+                "if HOST:",
+                # whose strides the other variant's descriptor holds itself
+                "v_tile = _loaded(v_all, steps[2], batch, head_kv, begin, BLOCK_N, BLOCK_DV, HOST)",
+            )
+        ),
     ),
     Ground(
         BACKWARD_KERNELS,
@@ -92,8 +100,12 @@ class TritonMutant(Mutant):
 
     @property
     def variant(self) -> str:
-        """The variant that is judged: one that comes to the mutated line."""
-        around = conditions(source(self.edited), self.mutation.line)
+        """The variant that is judged: one that comes to the mutated line, and whose branch it is
+        that is never taken."""
+        text = source(self.edited)
+        around = conditions(text, self.mutation.line)
+        if (self.mutation.operator, self.mutation.after) != ("branch", "True"):
+            around.insert(0, text.splitlines()[self.mutation.line - 1].strip())
         others = (name for condition, name in self.ground.others if condition in around)
         return next(others, self.ground.variant)
 
