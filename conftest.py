@@ -208,7 +208,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             "target", [pytest.param(target, id=f"{target.group}-{target.id}") for target in targets]
         )
     if metafunc.definition.get_closest_marker("compiles") is not None:
-        arches = builds.arches(run.profile, run.roster.declarations)
+        arches = builds.arches(run.profile, run.roster.declarations, given=bool(run.files))
         pairs = [(each, arch) for each in run.compiled for arch in arches[each.ref]]
         ids = [f"{declaration.ref}-{arch}" for declaration, arch in pairs]
         metafunc.parametrize(("declaration", "arch"), pairs, ids=ids)

@@ -1,8 +1,9 @@
 """Builds: compiles kernels without a GPU for the profile's architectures, records resources and
 instructions, and holds each build to what it declares of them.
 
-Profile dev compiles for one architecture, ci for the leading one and half of the others, the larger
-profiles for all (`arches`).  If time is short, only the first builds are compiled; the others are
+Profile dev compiles for one architecture, and of families whose builds take long only some
+variants, ci for the leading architecture and half of the others, the larger profiles for all
+(`arches`).  If time is short, only the first builds are compiled; the others are
 recorded as listed.
 """
 
@@ -19,10 +20,12 @@ from verify.campaign.halt import over
 from verify.cell.process import COMPILER, TRITON_COMPILER, Cell, Environment, ForkServer, Reply
 from verify.evidence import Built, NotRun, Recorder
 from verify.machine.extras import lacked_by
-from verify.variant import Declaration, compiled_archs
+from verify.variant import Declaration, arch_named, compiled_archs
 
 # The architecture that every profile compiles every variant for.
 _LEADING = "sm_90a"
+# Families of which each build takes 10 to 45 s of CPU time, for CUTLASS's templates.
+_SLOW = ("cute",)
 # Seconds for the builds of one variant on a small machine.  They are spent on one architecture:
 # ptxas differs between two, the source does not.  For each of the others the first build is
 # compiled; a variant lists its most important builds first.
@@ -31,8 +34,13 @@ _SECONDS = {"dev": 1.5, "ci": 3.0}
 _DISASSEMBLY = {"dev": 0.5, "ci": 1.0}
 
 
-def arches(profile: str, declarations: Sequence[Declaration]) -> dict[str, tuple[str, ...]]:
+def arches(
+    profile: str, declarations: Sequence[Declaration], *, given: bool = False
+) -> dict[str, tuple[str, ...]]:
     """The architectures that a profile compiles for: by ref, of each variant that has builds.
+
+    given: whether the user named the kernel files.  If not, profile dev compiles no variant that
+    `_left_to_ci` names.
 
     Profile ci deals the architectures other than the leading one to the variants of a family, whose
     sources are alike: a variant gets every third one, its next two variants the rest; every second
@@ -43,14 +51,32 @@ def arches(profile: str, declarations: Sequence[Declaration]) -> dict[str, tuple
     compiling = [declaration for declaration in declarations if declaration.compiles]
     families = Counter(declaration.family for declaration in compiling)
     dealt: Counter[str] = Counter()
+    spared = _left_to_ci(compiling) if profile == "dev" and not given else frozenset()
     chosen = {}
     for declaration in compiling:
         family = declaration.family
         dealt[family] += 1
         step = 3 if families[family] >= 3 else 2
         share = {"dev": [], "ci": others[dealt[family] % step :: step]}.get(profile, others)
-        chosen[declaration.ref] = tuple(arch for arch in every if arch in (_LEADING, *share))
+        wanted = () if declaration.ref in spared else (_LEADING, *share)
+        chosen[declaration.ref] = tuple(arch for arch in every if arch in wanted)
     return chosen
+
+
+def _left_to_ci(declarations: Sequence[Declaration]) -> frozenset[str]:
+    """Refs of the variants whose builds profile dev leaves out: of a slow family all but those that
+    run on the leading architecture alone, one of each file.
+
+    The other profiles compile the rest for the architectures that these cannot have.
+    """
+    leading = arch_named(_LEADING).capability
+    spared = set()
+    for family in _SLOW:
+        members = [each for each in declarations if each.family == family]
+        own = [d for d in members if d.support.capability == d.support.max_capability == leading]
+        kept = {each.path: each.ref for each in reversed(own or members[:1])}
+        spared |= {each.ref for each in members} - set(kept.values())
+    return frozenset(spared)
 
 
 def left_out(profile: str, chosen: tuple[str, ...]) -> str:

@@ -289,7 +289,7 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
             )
         )
         here = []
-        compiled_for = arches(run.profile, discovered.declarations)
+        compiled_for = arches(run.profile, discovered.declarations, given=bool(run.files))
         for declaration in discovered.declarations:
             recorder.write(_entry(declaration))
             reason = excludes_here(declaration)
