@@ -93,6 +93,29 @@ class Target:
         ]
 
 
+def targets_of(
+    declarations: Sequence[Declaration], group: str, *, all_configs: bool = False
+) -> list[Target]:
+    """All targets of one group of oracles, in a stable order.
+
+    all_configs: those of the variants' further configs, too.
+    """
+    return [
+        Target(declaration, config, dtype, group)
+        for declaration in declarations
+        if excludes_group(declaration, group) is None
+        for dtype in declaration.support.dtypes
+        for config in _configs(declaration, group, all_configs)
+    ]
+
+
+def _configs(declaration: Declaration, group: str, all_configs: bool) -> Sequence[Config]:
+    if groups()[group].outside:
+        return declaration.configs[:1]
+    further = declaration.further_configs if all_configs else ()
+    return (*declaration.configs, *map(Config.parse, further))
+
+
 def excludes_problem(target: Target, problem: Problem) -> str | None:
     """Why no oracle of a target's group is asked about a problem, by its features; or None."""
     reasons = [broken(oracle.needs, problem) for oracle in of_group(target.group)]

@@ -47,7 +47,8 @@ class Group:
     support is not used.  asks: returns the problems of a dtype, which replace drawn ones.  admits:
     whether a problem from a case id can be used; by default `adapt` must leave it unchanged, or
     `asks` must return it.  family: one property test covers all groups of a family; it draws the
-    group of each case.
+    group of each case.  costly: a case takes seconds, and what it asks is of the source rather than
+    of a dtype: profile dev asks one target of each kernel file.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Group:
     asks: Callable[[Declaration, str], Sequence[Problem]] | None = None
     admits: Callable[[Problem, Support], bool] | None = None
     family: str = ""
+    costly: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for an entry point or a distribution that does not exist, and for `asks`

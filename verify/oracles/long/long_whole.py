@@ -183,6 +183,7 @@ GROUP = Group(
         " of all rows"
     ),
     asks=forward_problems,
+    costly=True,
     admits=lambda problem, support: True,  # the problems depend on the machine
 )
 
