@@ -31,7 +31,9 @@ _TRIES = 3
 _SEVERAL_BLOCKS = 64  # keys
 _INT16 = 1 << 15
 _MANY_HEADS = 33  # query heads of one key head: more than a tile of 16 or 32 rows
-_PAIRS = (43, 6)  # sequences and heads: 258 pairs, more than 128 and 256
+# Sequences and heads: 258 pairs, more than 128 and 256; and 129 for Triton's interpreter, which
+# takes milliseconds for each program.
+_PAIRS, _INTERPRETED_PAIRS = (43, 6), (43, 3)
 # Lengths of documents: several of them in a tile, and empty ones beside each other and at the ends.
 _CROWD = (0, 1, 2, 0, 3, 1, 1, 5, 0, 0, 7, 8, 4, 1, 0, 9, 16, 17, 0)
 _LONG = 1152  # keys: more than 1024, a multiple of 128; kernels rarely read so many in one step
@@ -150,7 +152,8 @@ def _edges(target: Target) -> Iterator[Problem]:
     yield plain.but(
         batch=2, heads_q=3, heads_kv=3, layout_q=Layout("bshd"), layout_k=Layout("sbhd")
     )
-    yield plain.but(batch=_PAIRS[0], heads_q=_PAIRS[1], heads_kv=_PAIRS[1], seqlen_q=9, seqlen_kv=9)
+    batch, heads = _INTERPRETED_PAIRS if target.declaration.interpreted else _PAIRS
+    yield plain.but(batch=batch, heads_q=heads, heads_kv=heads, seqlen_q=9, seqlen_kv=9)
     yield plain.but(batch=3, heads_q=9, heads_kv=3, seqlen_q=9, seqlen_kv=41)
     for rows in (1, 5):
         yield plain.but(heads_q=_MANY_HEADS, seqlen_q=rows)
