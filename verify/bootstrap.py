@@ -114,7 +114,8 @@ def _steps(pip: list[str]) -> list[list[list[str]]]:
 def _run_together(commands: list[list[str]]) -> bool:
     """Run them at the same time; returns whether all have succeeded."""
     processes = [subprocess.Popen(command) for command in commands]
-    return not any([process.wait() for process in processes])
+    codes = [process.wait() for process in processes]
+    return not any(codes)
 
 
 def _complete(python: Path) -> bool:

@@ -1,10 +1,9 @@
 """Builds: compiles kernels without a GPU for the profile's architectures, records resources and
 instructions, and holds each build to what it declares of them.
 
-Profile dev compiles for one architecture, and of families whose builds take long only some
-variants, ci for the leading architecture and half of the others, the larger profiles for all
-(`arches`).  If time is short, only the first builds are compiled; the others are
-recorded as listed.
+Profile dev compiles one variant of each kernel file for one architecture, ci all for that one and
+for half of the others, the larger profiles all for all (`arches`).  If time is short, only the
+first builds are compiled; the others are recorded as listed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from verify.evidence import Built, NotRun, Recorder
 from verify.machine.extras import lacked_by
 from verify.variant import Declaration, arch_named, compiled_archs
 
-# The architecture that every profile compiles every variant for.
+# The architecture that every profile compiles for.
 _LEADING = "sm_90a"
 # Families of which each build takes 10 to 45 s of CPU time, for CUTLASS's templates.
 _SLOW = ("cute",)
@@ -39,8 +38,8 @@ def arches(
 ) -> dict[str, tuple[str, ...]]:
     """The architectures that a profile compiles for: by ref, of each variant that has builds.
 
-    given: whether the user named the kernel files.  If not, profile dev compiles no variant that
-    `_left_to_ci` names.
+    given: whether the user named the kernel files; then all their variants are compiled in profile
+    dev, too, and else those that `_left_to_ci` does not name.
 
     Profile ci deals the architectures other than the leading one to the variants of a family, whose
     sources are alike: a variant gets every third one, its next two variants the rest; every second
@@ -64,19 +63,16 @@ def arches(
 
 
 def _left_to_ci(declarations: Sequence[Declaration]) -> frozenset[str]:
-    """Refs of the variants whose builds profile dev leaves out: of a slow family all but those that
-    run on the leading architecture alone, one of each file.
-
-    The other profiles compile the rest for the architectures that these cannot have.
-    """
+    """Refs of the variants whose builds profile dev leaves to the other profiles: all but one of
+    each file, and of a slow family all that run on more than the leading architecture."""
     leading = arch_named(_LEADING).capability
-    spared = set()
-    for family in _SLOW:
+    asked = []
+    for family in dict.fromkeys(each.family for each in declarations):
         members = [each for each in declarations if each.family == family]
         own = [d for d in members if d.support.capability == d.support.max_capability == leading]
-        kept = {each.path: each.ref for each in reversed(own or members[:1])}
-        spared |= {each.ref for each in members} - set(kept.values())
-    return frozenset(spared)
+        asked += (own or members[:1]) if family in _SLOW else members
+    kept = {each.path: each.ref for each in reversed(asked)}
+    return frozenset({each.ref for each in declarations} - set(kept.values()))
 
 
 def left_out(profile: str, chosen: tuple[str, ...]) -> str:

@@ -1,11 +1,12 @@
 """The first look: what profile dev leaves to larger profiles when it judges the collection.
 
-It asks a group that is `costly` of one target of each kernel file.  A campaign of files that the
-user names leaves nothing out.
+It asks some groups of one target of each kernel file, or of each variant (`Group.first_look`).  A
+campaign of files that the user names leaves nothing out.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from verify.campaign.targets import Target, targets_of
@@ -15,33 +16,39 @@ from verify.variant import Declaration
 
 
 def asked(group: str, targets: Sequence[Target]) -> list[Target]:
-    """Those of a group's targets that a first look asks: of a costly group, of each kernel file the
-    first that is asked anything."""
-    return [*_first_of_files(targets).values()] if groups()[group].costly else [*targets]
+    """Those of a group's targets that a first look asks: of those that share what `first_look`
+    names, the first that is asked anything."""
+    return [*_first(group, targets).values()] if groups()[group].first_look else [*targets]
 
 
 def left_out(declarations: Sequence[Declaration]) -> Iterator[NotRun]:
-    """What a first look at these variants does not ask: one record for each variant and group."""
+    """What a first look at these variants does not ask: one record for each variant."""
+    spared: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
     for group in groups().values():
-        targets = targets_of(declarations, group.name) if group.costly else []
-        first = _first_of_files(targets)
-        spared: dict[str, Target] = {}
-        for target in targets:
-            kept = first.get(target.declaration.path)
-            if kept is not None and kept is not target and target.asked:
-                spared[target.declaration.ref] = kept
-        for ref, kept in spared.items():
-            reason = (
-                f"of the targets in its file only {kept.id} is asked: profile dev leaves the"
-                " others to larger ones"
-            )
-            yield NotRun(variant=ref, dtype=f"({group.name})", reason=reason)
+        targets = targets_of(declarations, group.name) if group.first_look else []
+        first = _first(group.name, targets)
+        refs = dict.fromkeys(
+            (target.declaration.ref, first[_shared(group.first_look, target)].id)
+            for target in targets
+            if target not in first.values() and target.asked
+        )
+        for ref, kept in refs:
+            spared[ref].setdefault(kept, []).append(group.name)
+    for ref, kept_by in spared.items():
+        told = "; ".join(f"{', '.join(names)}: {kept}" for kept, names in kept_by.items())
+        reason = f"some groups are asked of one target, not of all; larger profiles ask all. {told}"
+        yield NotRun(variant=ref, dtype="(targets)", reason=reason)
 
 
-def _first_of_files(targets: Sequence[Target]) -> dict[str, Target]:
-    """By path of a kernel file, the first of its targets that is asked anything."""
+def _first(group: str, targets: Sequence[Target]) -> dict[str, Target]:
+    """The first target that is asked anything, of each file or variant."""
     found: dict[str, Target] = {}
     for target in targets:
-        if target.declaration.path not in found and target.asked:
-            found[target.declaration.path] = target
+        shared = _shared(groups()[group].first_look, target)
+        if shared not in found and target.asked:
+            found[shared] = target
     return found
+
+
+def _shared(what: str, target: Target) -> str:
+    return target.declaration.path if what == "file" else target.declaration.ref

@@ -187,7 +187,7 @@ class CampaignRun:
 
     @property
     def is_first_look(self) -> bool:
-        """Whether costly groups are asked of one target of each file: see `first_look`."""
+        """Whether some groups are asked of few targets: see `first_look`."""
         return self.profile == "dev" and not self.files and not self.all_configs
 
     def families(self, family: str) -> list[tuple[Target, ...]]:

@@ -88,7 +88,7 @@ GROUP = Group(
     ),
     entry="backward",
     asks=backward_problems,
-    costly=True,
+    first_look="file",
     admits=lambda problem, support: True,  # the problems depend on the machine
 )
 
