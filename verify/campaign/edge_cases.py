@@ -287,7 +287,7 @@ def _with_distributions(
 ) -> list[Problem]:
     """Some of the problems with the distributions that are missing, which need no further draws."""
     names = [each.removeprefix(_DISTRIBUTION) for each in missing if each.startswith(_DISTRIBUTION)]
-    found = []
+    found: list[Problem] = []
     for name in sorted(names):
         fitting = (other for each in problems for other in like(target, each, (name, each.seed)))
         found += islice(fitting, _FEW)

@@ -297,8 +297,8 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
                 reason = declaration.uncompilable or left_out(run.profile, chosen)
                 if reason:
                     recorder.write(NotRun(variant=declaration.ref, dtype="(builds)", reason=reason))
-        for record in first_look.left_out(here) if run.is_first_look else ():
-            recorder.write(record)
+        for left in first_look.left_out(here) if run.is_first_look else ():
+            recorder.write(left)
         for ref, dtype, reason in plain_gradients.unjudged(here):
             recorder.write(NotRun(variant=ref, dtype=dtype, reason=reason))
         for target, id_, why in run.stored_cases(here):

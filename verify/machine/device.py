@@ -133,13 +133,14 @@ def _cuda_version() -> str | None:
 
     It stands in a small file of torch's, which is read alone: importing torch takes two seconds.
     """
-    torch = importlib.util.find_spec("torch")
-    file = Path(torch.origin).with_name("version.py") if torch and torch.origin else Path()
-    if not file.is_file():
-        import torch.version
+    spec = importlib.util.find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else Path()
+    if file.is_file():
+        version = runpy.run_path(str(file)).get("cuda")
+    else:
+        import torch
 
-        return torch.version.cuda
-    version = runpy.run_path(str(file)).get("cuda")
+        version = torch.version.cuda
     return None if version is None else str(version)
 
 

@@ -184,7 +184,38 @@ def test_ci_deals_the_architectures_to_the_variants_of_a_family() -> None:
         assert all(met[family] >= count // 3 for family, count in told.items())
         assert met["c"] >= 1
     for profile, archs in (("dev", ("sm_90a",)), ("gpu", compiled_archs())):
-        assert set(arches(profile, declarations).values()) == {archs}
+        assert set(arches(profile, declarations, given=True).values()) == {archs}
+
+
+def test_dev_compiles_one_variant_of_each_file_of_the_collection() -> None:
+    """And of the CuTe variants, if there are some for Hopper alone, only those: what is left out
+    is said, and compiled by every other profile and where the file is named."""
+    hopper = replace(DECLARATION.support, capability=(9, 0), max_capability=(9, 0))
+    told = {  # ref: family, file, support
+        "first": ("ptx", "a.py", DECLARATION.support),
+        "twin": ("ptx", "a.py", DECLARATION.support),
+        "any": ("cute", "b.py", DECLARATION.support),
+        "hopper": ("cute", "c.py", hopper),
+        "hopper twin": ("cute", "c.py", hopper),
+        "hopper other": ("cute", "d.py", hopper),
+    }
+    declarations = [
+        replace(DECLARATION, ref=ref, family=family, path=path, support=support)
+        for ref, (family, path, support) in told.items()
+    ]
+
+    def compiled(profile: str, **given: bool) -> list[str]:
+        chosen = arches(profile, declarations, **given)
+        assert list(chosen) == list(told)
+        return [ref for ref, archs in chosen.items() if archs]
+
+    assert compiled("dev") == ["first", "hopper", "hopper other"]
+    assert compiled("dev", given=True) == list(told)
+    for profile in ("ci", "gpu", "nightly"):
+        assert compiled(profile) == list(told)
+    assert left_out("dev", ()).startswith("not compiled for sm_80, ")
+    declarations = [each for each in declarations if not each.ref.startswith("hopper")]
+    assert [ref for ref, archs in arches("dev", declarations).items() if archs] == ["first", "any"]
 
 
 @compiles

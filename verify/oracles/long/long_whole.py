@@ -35,6 +35,7 @@ from verify.tolerance.resolution import resolve
 from verify.variant import Declaration
 
 _U64 = 2.0**-53
+_ROUNDED = 2.0**-8  # more than `gather` rounds an O in fp32 by
 # Scores of a case up to which all rows have the bounds of `gather`, and as many are computed if
 # there are more.
 _SCORES = 1 << 20
@@ -152,8 +153,8 @@ def gathered_truth(trial: Trial) -> Truth:
     """Return the truth of a problem of `gather`; only the winners' scores are computed, since all
     other weights are 0.
 
-    O is exact, and its bound +inf: `gather` compares it with the rows of V.  The LSE's bound is
-    that of the row's largest score, or +inf if no such bound is derived for the numerics.
+    O is exact, and its bound no narrower than the bits in which `gather` compares it with V.  The
+    LSE's bound is that of the row's largest score, or +inf if none is derived for the numerics.
     """
     p, (q, k, v) = trial.problem, trial.expanded
     targets = gather_targets(p)
@@ -169,8 +170,7 @@ def gathered_truth(trial: Trial) -> Truth:
     if _applies(trial.declaration) is None:
         arithmetic = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
         bound = forward_slack(p, arithmetic, _reach(trial), trial.expanded).lse
-    limit = torch.full_like(out, math.inf)
-    return Truth(out, lse.masked_fill(~live, -math.inf), limit, bound)
+    return Truth(out, lse.masked_fill(~live, -math.inf), out.abs() * _ROUNDED, bound)
 
 
 def _applies(declaration: Declaration) -> str | None:
