@@ -1,8 +1,8 @@
 """Builds: compiles kernels without a GPU for the profile's architectures, records resources and
 instructions, and holds each build to what it declares of them.
 
-Profile dev compiles one variant of each kernel file for one architecture, ci all for that one and
-for half of the others, the larger profiles all for all (`arches`).  If time is short, only the
+Profile dev compiles for one architecture, as a first look one variant of each kernel file; ci for
+that one and half of the others, the larger profiles for all (`arches`).  If time is short, only the
 first builds are compiled; the others are recorded as listed.
 """
 
@@ -34,12 +34,11 @@ _DISASSEMBLY = {"dev": 0.5, "ci": 1.0}
 
 
 def arches(
-    profile: str, declarations: Sequence[Declaration], *, given: bool = False
+    profile: str, declarations: Sequence[Declaration], *, first_look: bool = False
 ) -> dict[str, tuple[str, ...]]:
     """The architectures that a profile compiles for: by ref, of each variant that has builds.
 
-    given: whether the user named the kernel files; then all their variants are compiled in profile
-    dev, too, and else those that `_left_to_ci` does not name.
+    first_look: whether those that `_left_to_ci` names are not compiled.
 
     Profile ci deals the architectures other than the leading one to the variants of a family, whose
     sources are alike: a variant gets every third one, its next two variants the rest; every second
@@ -50,7 +49,7 @@ def arches(
     compiling = [declaration for declaration in declarations if declaration.compiles]
     families = Counter(declaration.family for declaration in compiling)
     dealt: Counter[str] = Counter()
-    spared = _left_to_ci(compiling) if profile == "dev" and not given else frozenset()
+    spared = _left_to_ci(compiling) if first_look else frozenset()
     chosen = {}
     for declaration in compiling:
         family = declaration.family
@@ -63,7 +62,7 @@ def arches(
 
 
 def _left_to_ci(declarations: Sequence[Declaration]) -> frozenset[str]:
-    """Refs of the variants whose builds profile dev leaves to the other profiles: all but one of
+    """Refs of the variants whose builds a first look leaves to the other profiles: all but one of
     each file, and of a slow family all that run on more than the leading architecture."""
     leading = arch_named(_LEADING).capability
     asked = []

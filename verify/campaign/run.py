@@ -80,7 +80,8 @@ class BusyError(Exception):
 class CampaignRun:
     """A run in progress: its directory, its profile and its kernel files (none: the collection).
 
-    all_configs: whether it judges the variants' further configs, too.
+    all_configs: whether it judges the variants' further configs, too.  thorough: whether it leaves
+    out nothing in profile dev.
     fork_server: starts the kernel processes of the roster and of the judge; its owner closes it.
     None: the roster and the judge each start their own.
     """
@@ -90,6 +91,7 @@ class CampaignRun:
     files: tuple[Path, ...]
     fork_server: ForkServer | None = None
     all_configs: bool = False
+    thorough: bool = False
 
     @cached_property
     def roster(self) -> Roster:
@@ -188,7 +190,7 @@ class CampaignRun:
     @property
     def is_first_look(self) -> bool:
         """Whether some groups are asked of few targets: see `first_look`."""
-        return self.profile == "dev" and not self.files and not self.all_configs
+        return self.profile == "dev" and not (self.files or self.all_configs or self.thorough)
 
     def families(self, family: str) -> list[tuple[Target, ...]]:
         """The targets of a family's groups in a stable order, one tuple per variant, config and
@@ -256,11 +258,16 @@ def _target_among(declarations: Sequence[Declaration], case: Case) -> Target | N
 
 
 def open_run(
-    profile: str, files: list[Path], run_id: str | None = None, *, all_configs: bool = False
+    profile: str,
+    files: list[Path],
+    run_id: str | None = None,
+    *,
+    all_configs: bool = False,
+    thorough: bool = False,
 ) -> CampaignRun:
     """Begin a run, or continue the run with that id."""
     directory = state_directory() / "runs" / (run_id or new_run_id())
-    return CampaignRun(directory, profile, tuple(files), all_configs=all_configs)
+    return CampaignRun(directory, profile, tuple(files), None, all_configs, thorough)
 
 
 def _record(run: CampaignRun, discovered: Roster) -> None:
@@ -284,7 +291,7 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
             )
         )
         here = []
-        compiled_for = arches(run.profile, discovered.declarations, given=bool(run.files))
+        compiled_for = arches(run.profile, discovered.declarations, first_look=run.is_first_look)
         for declaration in discovered.declarations:
             recorder.write(_entry(declaration))
             reason = excludes_here(declaration)

@@ -184,7 +184,7 @@ def test_ci_deals_the_architectures_to_the_variants_of_a_family() -> None:
         assert all(met[family] >= count // 3 for family, count in told.items())
         assert met["c"] >= 1
     for profile, archs in (("dev", ("sm_90a",)), ("gpu", compiled_archs())):
-        assert set(arches(profile, declarations, given=True).values()) == {archs}
+        assert set(arches(profile, declarations).values()) == {archs}
 
 
 def test_dev_compiles_one_variant_of_each_file_of_the_collection() -> None:
@@ -204,18 +204,18 @@ def test_dev_compiles_one_variant_of_each_file_of_the_collection() -> None:
         for ref, (family, path, support) in told.items()
     ]
 
-    def compiled(profile: str, **given: bool) -> list[str]:
-        chosen = arches(profile, declarations, **given)
+    def compiled(profile: str, **options: bool) -> list[str]:
+        chosen = arches(profile, declarations, **options)
         assert list(chosen) == list(told)
         return [ref for ref, archs in chosen.items() if archs]
 
-    assert compiled("dev") == ["first", "hopper", "hopper other"]
-    assert compiled("dev", given=True) == list(told)
-    for profile in ("ci", "gpu", "nightly"):
+    assert compiled("dev", first_look=True) == ["first", "hopper", "hopper other"]
+    for profile in ("dev", "ci", "gpu", "nightly"):
         assert compiled(profile) == list(told)
     assert left_out("dev", ()).startswith("not compiled for sm_80, ")
     declarations = [each for each in declarations if not each.ref.startswith("hopper")]
-    assert [ref for ref, archs in arches("dev", declarations).items() if archs] == ["first", "any"]
+    chosen = arches("dev", declarations, first_look=True)
+    assert [ref for ref, archs in chosen.items() if archs] == ["first", "any"]
 
 
 @compiles

@@ -62,20 +62,21 @@ def test_what_is_left_out_is_told_once_for_each_variant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("profile", "files", "all_configs", "asked"),
+    ("profile", "files", "options", "asked"),
     [
-        ("dev", (), False, 2),
-        ("ci", (), False, 12),
-        ("gpu", (), False, 12),
-        ("nightly", (), False, 12),
-        ("dev", (Path("a.py"),), False, 12),
-        ("dev", (), True, 12),
+        ("dev", (), {}, 2),
+        ("ci", (), {}, 12),
+        ("gpu", (), {}, 12),
+        ("nightly", (), {}, 12),
+        ("dev", (Path("a.py"),), {}, 12),
+        ("dev", (), {"all_configs": True}, 12),
+        ("dev", (), {"thorough": True}, 12),
     ],
 )
 def test_larger_profiles_and_named_files_are_asked_all(
-    profile: str, files: tuple[Path, ...], all_configs: bool, asked: int, tmp_path: Path
+    profile: str, files: tuple[Path, ...], options: dict[str, bool], asked: int, tmp_path: Path
 ) -> None:
-    run = CampaignRun(tmp_path, profile, files, all_configs=all_configs)
+    run = CampaignRun(tmp_path, profile, files, **options)
     run.__dict__["here"] = TWINS  # no file is loaded
     assert len(run.targets("long")) == asked
 
