@@ -34,7 +34,7 @@ def test_a_group_of_files_is_asked_of_the_first_target_of_each() -> None:
         every = targets_of(TWINS, name)
         assert len(every) == 12
         kept = first_look.asked(name, every)
-        assert ids(kept) == ["one-m16n32-float16", "other-m16n32w4s2-float16"]
+        assert ids(kept) == ["one-m16n32-float16", "other-m16n32-float16"]
     kept = first_look.asked("contract", targets_of(TWINS, "contract"))
     assert [target.declaration.ref for target in kept] == ["one", "twin", "other"]
     every = targets_of(TWINS, "accuracy")
