@@ -157,8 +157,9 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--with: {error}") from None
     files = [Path(file) for file in config.getoption("--kernel")]
     run_id = getattr(config, "workerinput", {}).get("verify_run") or config.getoption("--run-id")
-    all_configs = config.getoption("--all-configs")
-    run = config.stash[_RUN] = open_run(profile, files, run_id, all_configs=all_configs)
+    options = {name: config.getoption(f"--{name}") for name in ("all-configs", "thorough")}
+    options = {name.replace("-", "_"): given for name, given in options.items()}
+    run = config.stash[_RUN] = open_run(profile, files, run_id, **options)
     run.fork_server = ForkServer(environment())  # its process starts at the first request
     marker = run.directory.absolute() / "failed" if config.getoption("maxfail") == 1 else None
     halt.stop_at_first_failure(marker)
@@ -210,7 +211,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             "target", [pytest.param(target, id=f"{target.group}-{target.id}") for target in targets]
         )
     if metafunc.definition.get_closest_marker("compiles") is not None:
-        arches = builds.arches(run.profile, run.roster.declarations)
+        arches = builds.arches(run.profile, run.roster.declarations, first_look=run.is_first_look)
         pairs = [(each, arch) for each in run.compiled for arch in arches[each.ref]]
         ids = [f"{declaration.ref}-{arch}" for declaration, arch in pairs]
         metafunc.parametrize(("declaration", "arch"), pairs, ids=ids)

@@ -84,18 +84,38 @@ def ensure() -> None:
             flush=True,
         )
         venv.create(home, with_pip=True)
-        pip = _pip(str(python))
-        found = groups()
-        compilers = [*found["cuda"], *found["cute"]] if sys.platform.startswith("linux") else []
-        # with the extra: its tests run in a clone
-        commands = [[*pip, "--editable", f"{ROOT}[campaign]", *requirements(), *compilers]]
-        commands += [[*pip, "--no-deps", *found["cutlass"]]] if compilers else []
-        if any(subprocess.run(command, check=False).returncode for command in commands):
+        if not all(map(_run_together, _steps(_pip(str(python))))):
             print("verify: the installation failed; the lines above say why", file=sys.stderr)
             raise SystemExit(3)
         (home / "complete").touch()
     os.environ["VERIFY_BOOTSTRAPPED"] = "1"
     os.execv(python, [str(python), "-m", "verify", *sys.argv[1:]])
+
+
+def _steps(pip: list[str]) -> list[list[list[str]]]:
+    """The commands of an installation, in steps; those of one step run at the same time.
+
+    pip unpacks on one core, and torch and Triton are two thirds of all that there is, so each gets
+    a process of its own.  What depends on what is found out when they are there.
+    """
+    found = groups()
+    linux = sys.platform.startswith("linux")
+    compilers = [*found["cuda"], *found["cute"]] if linux else []
+    torch = [each for each in requirements() if _name(each) == "torch"]
+    triton = [each for each in requirements() if _name(each) == "triton"] if linux else []
+    # with the extra: its tests run in a clone
+    whole = [*pip, "--editable", f"{ROOT}[campaign]", *requirements(), *compilers]
+    alone = [*pip, "--no-deps"]
+    large = [[*alone, *torch], [*alone, *triton, *compilers]] if linux else []
+    headers = [[*alone, *found["cutlass"]]] if linux else []
+    return [each for each in (large, [whole], headers) if each]
+
+
+def _run_together(commands: list[list[str]]) -> bool:
+    """Run them at the same time; returns whether all have succeeded."""
+    processes = [subprocess.Popen(command) for command in commands]
+    codes = [process.wait() for process in processes]
+    return not any(codes)
 
 
 def _complete(python: Path) -> bool:

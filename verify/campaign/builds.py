@@ -1,9 +1,9 @@
 """Builds: compiles kernels without a GPU for the profile's architectures, records resources and
 instructions, and holds each build to what it declares of them.
 
-Profile dev compiles for one architecture, ci for the leading one and half of the others, the larger
-profiles for all (`arches`).  If time is short, only the first builds are compiled; the others are
-recorded as listed.
+Profile dev compiles for one architecture, as a first look one variant of each kernel file; ci for
+that one and half of the others, the larger profiles for all (`arches`).  If time is short, only the
+first builds are compiled; the others are recorded as listed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from verify.campaign.halt import over
 from verify.cell.process import COMPILER, TRITON_COMPILER, Cell, Environment, ForkServer, Reply
 from verify.evidence import Built, NotRun, Recorder
 from verify.machine.extras import lacked_by
-from verify.variant import Declaration, compiled_archs
+from verify.variant import Declaration, arch_named, compiled_archs
 
-# The architecture that every profile compiles every variant for.
+# The architecture that every profile compiles for.
 _LEADING = "sm_90a"
+# Families of which each build takes 10 to 45 s of CPU time, for CUTLASS's templates.
+_SLOW = ("cute",)
 # Seconds for the builds of one variant on a small machine.  They are spent on one architecture:
 # ptxas differs between two, the source does not.  For each of the others the first build is
 # compiled; a variant lists its most important builds first.
@@ -31,8 +33,12 @@ _SECONDS = {"dev": 1.5, "ci": 3.0}
 _DISASSEMBLY = {"dev": 0.5, "ci": 1.0}
 
 
-def arches(profile: str, declarations: Sequence[Declaration]) -> dict[str, tuple[str, ...]]:
+def arches(
+    profile: str, declarations: Sequence[Declaration], *, first_look: bool = False
+) -> dict[str, tuple[str, ...]]:
     """The architectures that a profile compiles for: by ref, of each variant that has builds.
+
+    first_look: whether those that `_left_to_ci` names are not compiled.
 
     Profile ci deals the architectures other than the leading one to the variants of a family, whose
     sources are alike: a variant gets every third one, its next two variants the rest; every second
@@ -43,14 +49,29 @@ def arches(profile: str, declarations: Sequence[Declaration]) -> dict[str, tuple
     compiling = [declaration for declaration in declarations if declaration.compiles]
     families = Counter(declaration.family for declaration in compiling)
     dealt: Counter[str] = Counter()
+    spared = _left_to_ci(compiling) if first_look else frozenset()
     chosen = {}
     for declaration in compiling:
         family = declaration.family
         dealt[family] += 1
         step = 3 if families[family] >= 3 else 2
         share = {"dev": [], "ci": others[dealt[family] % step :: step]}.get(profile, others)
-        chosen[declaration.ref] = tuple(arch for arch in every if arch in (_LEADING, *share))
+        wanted = () if declaration.ref in spared else (_LEADING, *share)
+        chosen[declaration.ref] = tuple(arch for arch in every if arch in wanted)
     return chosen
+
+
+def _left_to_ci(declarations: Sequence[Declaration]) -> frozenset[str]:
+    """Refs of the variants whose builds a first look leaves to the other profiles: all but one of
+    each file, and of a slow family all that run on more than the leading architecture."""
+    leading = arch_named(_LEADING).capability
+    asked = []
+    for family in dict.fromkeys(each.family for each in declarations):
+        members = [each for each in declarations if each.family == family]
+        own = [d for d in members if d.support.capability == d.support.max_capability == leading]
+        asked += (own or members[:1]) if family in _SLOW else members
+    kept = {each.path: each.ref for each in reversed(asked)}
+    return frozenset({each.ref for each in declarations} - set(kept.values()))
 
 
 def left_out(profile: str, chosen: tuple[str, ...]) -> str:

@@ -7,12 +7,14 @@ shapes that have no bin and that random lengths rarely hit.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from hypothesis.errors import Unsatisfiable
 
 from references.masks import Causal, Documents, Full, Lengths, Mask, Prefix, Window, intersect
 from references.score_mods import Softcap
 from verify.campaign.targets import Target
+from verify.campaign.together import like
 from verify.oracles import groups, of_group
 from verify.problem import Layout, Problem
 from verify.problem.coverage import bins_reachable, coverage_bins, square_only
@@ -26,12 +28,15 @@ _ROUND = 300  # draws; a millisecond each
 _ROUNDS = 5
 _FEW = 24  # draws
 _SMALL = Limits(seqlen=70, long_seqlen=70, heads=4, batch=2, pairs=5000, elements=40_000)
+_DISTRIBUTION = "distribution:"  # begins the names of its bins
 _SEVERAL = 5  # rows and keys
 _TRIES = 3
 _SEVERAL_BLOCKS = 64  # keys
 _INT16 = 1 << 15
 _MANY_HEADS = 33  # query heads of one key head: more than a tile of 16 or 32 rows
-_PAIRS = (43, 6)  # sequences and heads: 258 pairs, more than 128 and 256
+# Sequences and heads: 258 pairs, more than 128 and 256; and 129 for Triton's interpreter, which
+# takes milliseconds for each program.
+_PAIRS, _INTERPRETED_PAIRS = (43, 6), (43, 3)
 # Lengths of documents: several of them in a tile, and empty ones beside each other and at the ends.
 _CROWD = (0, 1, 2, 0, 3, 1, 1, 5, 0, 0, 7, 8, 4, 1, 0, 9, 16, 17, 0)
 _LONG = 1152  # keys: more than 1024, a multiple of 128; kernels rarely read so many in one step
@@ -55,6 +60,10 @@ def edge_cases(target: Target) -> list[Problem]:
         for problem in drawn(target, _ROUND, number):
             cases.setdefault(problem.name, problem)
         selected, missing = _cover(target, list(cases.values()))
+        others = _with_distributions(target, list(cases.values()), missing)
+        if others:
+            cases |= {problem.name: problem for problem in others}
+            selected, missing = _cover(target, list(cases.values()))
         if not missing:
             break
     return list({problem.name: problem for problem in (*selected, *edges(target))}.values())
@@ -68,9 +77,11 @@ def first_cases(target: Target) -> list[Problem]:
     do.  None where no draw fits the group.
     """
     try:
-        found = {p.name: p for p in drawn(target, _FEW, 0, _SMALL) if p.pairs}.values()
+        fitting = [p for p in map(target.fitted, _few(target)) if p is not None and p.pairs]
+        few = fitting or [p for p in drawn(target, _FEW, 0, _SMALL) if p.pairs]
     except Unsatisfiable:
         return []
+    found = {p.name: p for p in few}.values()
     several = [p for p in found if min(p.seqlen_q, p.seqlen_kv) >= _SEVERAL] or list(found)
 
     def cost(p: Problem) -> tuple[bool, int]:
@@ -80,6 +91,18 @@ def first_cases(target: Target) -> list[Problem]:
 
 
 _drawn: dict[tuple[object, ...], list[Problem]] = {}
+
+
+def _few(target: Target) -> list[Problem]:
+    """A few small problems to fit to the target's group: drawn once for all groups that draw from
+    the same distributions and masks, and for all dtypes of a support."""
+    group, declaration = groups()[target.group], target.declaration
+    dtypes = target.dtype if declaration.support.dtypes_out else ""
+    support = repr(vars(declaration.support) | {"dtypes": dtypes})
+    key = support, declaration.interpreted, group.distributions, group.masked
+    if key not in _drawn:
+        _drawn[key] = draws(target.unfitted(_SMALL), _FEW)
+    return [problem.but(dtype=target.dtype) for problem in _drawn[key]]
 
 
 def drawn(target: Target, count: int, number: int, limits: Limits | None = None) -> list[Problem]:
@@ -150,7 +173,8 @@ def _edges(target: Target) -> Iterator[Problem]:
     yield plain.but(
         batch=2, heads_q=3, heads_kv=3, layout_q=Layout("bshd"), layout_k=Layout("sbhd")
     )
-    yield plain.but(batch=_PAIRS[0], heads_q=_PAIRS[1], heads_kv=_PAIRS[1], seqlen_q=9, seqlen_kv=9)
+    batch, heads = _INTERPRETED_PAIRS if target.declaration.interpreted else _PAIRS
+    yield plain.but(batch=batch, heads_q=heads, heads_kv=heads, seqlen_q=9, seqlen_kv=9)
     yield plain.but(batch=3, heads_q=9, heads_kv=3, seqlen_q=9, seqlen_kv=41)
     for rows in (1, 5):
         yield plain.but(heads_q=_MANY_HEADS, seqlen_q=rows)
@@ -260,6 +284,18 @@ def _masked(problem: Problem, support: Support, *masks: Mask) -> Problem:
 def _spans_blocks(problem: Problem) -> bool:
     """Whether rows weigh several blocks of keys: most wrong kernels are right for one key."""
     return problem.seqlen_kv > _SEVERAL_BLOCKS and problem.seqlen_q > 1
+
+
+def _with_distributions(
+    target: Target, problems: list[Problem], missing: set[str]
+) -> list[Problem]:
+    """Some of the problems with the distributions that are missing, which need no further draws."""
+    names = [each.removeprefix(_DISTRIBUTION) for each in missing if each.startswith(_DISTRIBUTION)]
+    found: list[Problem] = []
+    for name in sorted(names):
+        fitting = (other for each in problems for other in like(target, each, (name, each.seed)))
+        found += islice(fitting, _FEW)
+    return found
 
 
 def _cover(target: Target, problems: list[Problem]) -> tuple[list[Problem], set[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -16,11 +16,12 @@ import torch
 from filelock import FileLock, Timeout
 
 from verify.bundle import published
+from verify.campaign import first_look
 from verify.campaign.admission import unanswerable
 from verify.campaign.builds import Builder, arches, environment_for, left_out
 from verify.campaign.gpus.state import recorder_name
 from verify.campaign.judge import Judge
-from verify.campaign.targets import Target, excludes_group, excludes_here
+from verify.campaign.targets import Target, excludes_here, targets_of
 from verify.cell import confinement, plain_gradients
 from verify.cell.discovery import Roster, Unloadable, environment, roster
 from verify.cell.process import ForkServer
@@ -45,7 +46,7 @@ from verify.problem import kind_files
 from verify.problem.case import Case, CaseError
 from verify.statistics.verdicts import GROUP
 from verify.tolerance import MODEL
-from verify.variant import Config, Declaration
+from verify.variant import Declaration
 
 _ROSTER, _LOST = "roster.json", "lost.txt"
 FAILURES = "known-failures.txt"  # in the state directory: cases that the next run asks first
@@ -69,7 +70,8 @@ class BusyError(Exception):
 class CampaignRun:
     """A run in progress: its directory, its profile and its kernel files (none: the collection).
 
-    all_configs: whether it judges the variants' further configs, too.
+    all_configs: whether it judges the variants' further configs, too.  thorough: whether it leaves
+    out nothing in profile dev.
     fork_server: starts the kernel processes of the roster and of the judge; its owner closes it.
     None: the roster and the judge each start their own.
     """
@@ -79,6 +81,7 @@ class CampaignRun:
     files: tuple[Path, ...]
     fork_server: ForkServer | None = None
     all_configs: bool = False
+    thorough: bool = False
 
     @cached_property
     def roster(self) -> Roster:
@@ -178,20 +181,14 @@ class CampaignRun:
         )
 
     def targets(self, group: str) -> list[Target]:
-        """The targets of one group of oracles, in a stable order."""
-        return [
-            Target(declaration, config, dtype, group)
-            for declaration in self.here
-            if excludes_group(declaration, group) is None
-            for dtype in declaration.support.dtypes
-            for config in self._configs(declaration, group)
-        ]
+        """The targets of one group of oracles that this run asks, in a stable order."""
+        targets = targets_of(self.here, group, all_configs=self.all_configs)
+        return first_look.asked(group, targets) if self.is_first_look else targets
 
-    def _configs(self, declaration: Declaration, group: str) -> Iterable[Config]:
-        if groups()[group].outside:
-            return declaration.configs[:1]
-        further = declaration.further_configs if self.all_configs else ()
-        return (*declaration.configs, *map(Config.parse, further))
+    @property
+    def is_first_look(self) -> bool:
+        """Whether some groups are asked of few targets: see `first_look`."""
+        return self.profile == "dev" and not (self.files or self.all_configs or self.thorough)
 
     def families(self, family: str) -> list[tuple[Target, ...]]:
         """The targets of a family's groups in a stable order, one tuple per variant, config and
@@ -260,11 +257,16 @@ def _target_among(declarations: Sequence[Declaration], case: Case) -> Target | N
 
 
 def open_run(
-    profile: str, files: list[Path], run_id: str | None = None, *, all_configs: bool = False
+    profile: str,
+    files: list[Path],
+    run_id: str | None = None,
+    *,
+    all_configs: bool = False,
+    thorough: bool = False,
 ) -> CampaignRun:
     """Begin a run, or continue the run with that id."""
     directory = state_directory() / "runs" / (run_id or new_run_id())
-    return CampaignRun(directory, profile, tuple(files), all_configs=all_configs)
+    return CampaignRun(directory, profile, tuple(files), None, all_configs, thorough)
 
 
 def _record(run: CampaignRun, discovered: Roster) -> None:
@@ -288,7 +290,7 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
             )
         )
         here = []
-        compiled_for = arches(run.profile, discovered.declarations)
+        compiled_for = arches(run.profile, discovered.declarations, first_look=run.is_first_look)
         for declaration in discovered.declarations:
             recorder.write(_entry(declaration))
             reason = excludes_here(declaration)
@@ -301,6 +303,8 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
                 reason = declaration.uncompilable or left_out(run.profile, chosen)
                 if reason:
                     recorder.write(NotRun(variant=declaration.ref, dtype="(builds)", reason=reason))
+        for left in first_look.left_out(here) if run.is_first_look else ():
+            recorder.write(left)
         for ref, dtype, reason in plain_gradients.unjudged(here):
             recorder.write(NotRun(variant=ref, dtype=dtype, reason=reason))
         for target, id_, why in run.stored_cases(here):

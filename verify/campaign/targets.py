@@ -51,17 +51,21 @@ class Target:
 
     def within(self, limits: Limits) -> SearchStrategy[Problem]:
         """The problems that this target draws, no larger than that."""
+        if groups()[self.group].outside:
+            found = outside(self.declaration, dtype=self.dtype, limits=limits)
+            return found.map(lambda pair: pair[0])
+        fitting = self.unfitted(limits).map(self.fitted).filter(lambda found: found is not None)
+        return cast(SearchStrategy[Problem], fitting)
+
+    def unfitted(self, limits: Limits) -> SearchStrategy[Problem]:
+        """What `fitted` makes those problems of, for a group that is inside the support."""
         group, declaration = groups()[self.group], self.declaration
-        if group.outside:
-            return outside(declaration, dtype=self.dtype, limits=limits).map(lambda pair: pair[0])
         masks = tuple(mask for mask in declaration.support.masks if mask != "full")
         if group.masked and masks:
             declaration = replace(declaration, support=replace(declaration.support, masks=masks))
-        drawn = strategies.problems(
+        return strategies.problems(
             declaration, dtype=self.dtype, limits=limits, distributions=group.distributions
         )
-        fitting = drawn.map(self.fitted).filter(lambda problem: problem is not None)
-        return cast(SearchStrategy[Problem], fitting)
 
     def fitted(self, problem: Problem) -> Problem | None:
         """A drawn problem, changed so that the group can ask it; None if it cannot.
@@ -91,6 +95,29 @@ class Target:
             if self.declaration.support.refusal(problem) is None
             and excludes_problem(self, problem) is None
         ]
+
+
+def targets_of(
+    declarations: Sequence[Declaration], group: str, *, all_configs: bool = False
+) -> list[Target]:
+    """All targets of one group of oracles, in a stable order.
+
+    all_configs: those of the variants' further configs, too.
+    """
+    return [
+        Target(declaration, config, dtype, group)
+        for declaration in declarations
+        if excludes_group(declaration, group) is None
+        for dtype in declaration.support.dtypes
+        for config in _configs(declaration, group, all_configs)
+    ]
+
+
+def _configs(declaration: Declaration, group: str, all_configs: bool) -> Sequence[Config]:
+    if groups()[group].outside:
+        return declaration.configs[:1]
+    further = declaration.further_configs if all_configs else ()
+    return (*declaration.configs, *map(Config.parse, further))
 
 
 def excludes_problem(target: Target, problem: Problem) -> str | None:

@@ -353,9 +353,10 @@ class Trial:
         """The reference of the problem, shared by all truths of the trial."""
         return {}
 
-    def truth_at(self, rows: Tensor) -> Truth:
-        """The `truth` of some rows alone, in that order; rows: int64 positions in seqlen_q."""
-        arithmetic = self.arithmetic.without_interval
+    def truth_at(self, rows: Tensor, arithmetic: ForwardArithmetic | None = None) -> Truth:
+        """The `truth` of some rows alone, in that order, or that of another arithmetic; rows: int64
+        positions in seqlen_q."""
+        arithmetic = arithmetic or self.arithmetic.without_interval
         return compute_truth(self.problem, self.expanded, [arithmetic], self.clock, rows)
 
     @cached_property

@@ -8,9 +8,11 @@ nvidia-smi.  If the visible GPUs are of different models, a child process asks t
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
+import runpy
 import subprocess
 import sys
 from functools import cache
@@ -202,10 +204,18 @@ def _version(package: str) -> str | None:
 
 
 def _cuda_version() -> str | None:
-    """The CUDA that torch was built for; reading it does not initialise CUDA."""
-    import torch
+    """The CUDA that torch was built for.
 
-    version = torch.version.cuda
+    It stands in a small file of torch's, which is read alone: importing torch takes two seconds.
+    """
+    spec = importlib.util.find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else Path()
+    if file.is_file():
+        version = runpy.run_path(str(file)).get("cuda")
+    else:
+        import torch
+
+        version = torch.version.cuda
     return None if version is None else str(version)
 
 

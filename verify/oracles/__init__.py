@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from references.premises import Premise
 from verify.judging.findings import Ruling
@@ -47,7 +47,9 @@ class Group:
     support is not used.  asks: returns the problems of a dtype, which replace drawn ones.  admits:
     whether a problem from a case id can be used; by default `adapt` must leave it unchanged, or
     `asks` must return it.  family: one property test covers all groups of a family; it draws the
-    group of each case.
+    group of each case.  first_look: what profile dev asks the group of one target of, since others
+    tell it nothing new: each kernel "file", whose variants, configs and dtypes share their indices,
+    or each "variant"; "" for all targets.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Group:
     asks: Callable[[Declaration, str], Sequence[Problem]] | None = None
     admits: Callable[[Problem, Support], bool] | None = None
     family: str = ""
+    first_look: Literal["", "file", "variant"] = ""
 
     def __post_init__(self) -> None:
         """Raise ValueError for an entry point or a distribution that does not exist, and for `asks`

@@ -77,11 +77,14 @@ from verify.problem.known_answers import (
     gather_possible,
     gather_targets,
 )
-from verify.tolerance.arithmetic import U, relative
+from verify.tolerance.arithmetic import ForwardArithmetic, U, relative
 from verify.tolerance.exact_sums import exact_below, exact_unit, of_one_key
 from verify.tolerance.resolution import resolve
 from verify.tolerance.scaled_output import stored
 from verify.variant import Declaration
+
+TRUTH = "gather"
+"""The note of a trial that holds its reference and bounds; one that is there is not computed."""
 
 _GRADIENT_NEEDS = GATHER_NEEDS | {Premise.VISIBLE_MASS_ONLY, Premise.ROWS_AVERAGE_VALUES}
 NEEDS = _GRADIENT_NEEDS | {Premise.KNOWN_OUTPUT}
@@ -187,16 +190,23 @@ def _off(trial: Trial, want: Tensor, live: Tensor) -> Ruling | None:
 def _truth(trial: Trial) -> Truth:
     """Return reference and bounds where one key of a row has all the weight, computed once per
     trial."""
-    return trial.noted("gather", _one_key_truth)
+    return trial.noted(TRUTH, _one_key_truth)
 
 
 def _one_key_truth(trial: Trial) -> Truth:
+    a = one_key_arithmetic(trial)
+    return trial.truth if a is None else trial.truth_of(a)
+
+
+def one_key_arithmetic(trial: Trial) -> ForwardArithmetic | None:
+    """Return the declared arithmetic where one key of a row has all the weight; None where nothing
+    follows from that."""
     if beyond(trial.declaration.numerics, KNOWN) or trial.declaration.undeclared:
-        return trial.truth
+        return None
     a = of_one_key(trial.arithmetic)
     if not a.prescaled and _exact_products(trial.problem, a.scores):
         a = replace(a, scores=exact_unit(a.scores), operand_roundings=0.0, in_order=False)
-    return trial.truth_of(a.without_interval)
+    return a.without_interval
 
 
 def _exact_products(p: Problem, unit: Unit) -> bool:

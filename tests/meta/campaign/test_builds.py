@@ -187,6 +187,37 @@ def test_ci_deals_the_architectures_to_the_variants_of_a_family() -> None:
         assert set(arches(profile, declarations).values()) == {archs}
 
 
+def test_dev_compiles_one_variant_of_each_file_of_the_collection() -> None:
+    """And of the CuTe variants, if there are some for Hopper alone, only those: what is left out
+    is said, and compiled by every other profile and where the file is named."""
+    hopper = replace(DECLARATION.support, capability=(9, 0), max_capability=(9, 0))
+    told = {  # ref: family, file, support
+        "first": ("ptx", "a.py", DECLARATION.support),
+        "twin": ("ptx", "a.py", DECLARATION.support),
+        "any": ("cute", "b.py", DECLARATION.support),
+        "hopper": ("cute", "c.py", hopper),
+        "hopper twin": ("cute", "c.py", hopper),
+        "hopper other": ("cute", "d.py", hopper),
+    }
+    declarations = [
+        replace(DECLARATION, ref=ref, family=family, path=path, support=support)
+        for ref, (family, path, support) in told.items()
+    ]
+
+    def compiled(profile: str, **options: bool) -> list[str]:
+        chosen = arches(profile, declarations, **options)
+        assert list(chosen) == list(told)
+        return [ref for ref, archs in chosen.items() if archs]
+
+    assert compiled("dev", first_look=True) == ["first", "hopper", "hopper other"]
+    for profile in ("dev", "ci", "gpu", "nightly"):
+        assert compiled(profile) == list(told)
+    assert left_out("dev", ()).startswith("not compiled for sm_80, ")
+    declarations = [each for each in declarations if not each.ref.startswith("hopper")]
+    chosen = arches("dev", declarations, first_look=True)
+    assert [ref for ref, archs in chosen.items() if archs] == ["first", "any"]
+
+
 @compiles
 @pytest.mark.parametrize(("arch", "compiled"), [("sm_90a", 5), ("sm_80", 1)])
 def test_a_small_machine_spends_its_time_on_one_architecture(

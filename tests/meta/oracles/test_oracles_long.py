@@ -21,10 +21,10 @@ from verify.judging.findings import Ruling
 from verify.judging.launch import Launch
 from verify.judging.selected_positions import COUNT, positions
 from verify.judging.trial import Trial
-from verify.oracles import of_group
+from verify.oracles import gather, of_group
 from verify.oracles.long import long_rows, long_whole
 from verify.oracles.long import problems as long
-from verify.oracles.long.long_whole import gathered_truth, lse_range
+from verify.oracles.long.long_whole import gather_long, gathered_truth, lse_range, sharp_rows
 from verify.problem import Problem
 from verify.variant import Support
 
@@ -362,6 +362,65 @@ def test_what_gather_selects_is_the_truth() -> None:
     torch.testing.assert_close(found.out, truth.out, rtol=1e-12, atol=0)
     torch.testing.assert_close(found.lse, truth.lse, rtol=1e-12, atol=1e-12)
     assert bool((found.lse_bound >= truth.lse_bound).all())
+
+
+@pytest.mark.parametrize("problem", [WIDE, TALL], ids=["wide", "tall"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_some_rows_have_the_bounds_of_gather_and_no_other_scores_are_computed(
+    problem: Problem, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = problem.but(distribution="gather", dtype=dtype)
+    rows, whole = sharp_rows(p), gather._truth(tried(p))
+    assert (len(rows) == p.seqlen_q) == (problem is WIDE)
+    assert {0, p.seqlen_q - 1} <= set(rows.tolist())
+    trial, computed = tried(p), []
+    truth_at, truth_of = Trial.truth_at, Trial.truth_of
+    monkeypatch.setattr(
+        Trial,
+        "truth_at",
+        lambda self, rows, a: computed.append(len(rows)) or truth_at(self, rows, a),
+    )
+    monkeypatch.setattr(Trial, "truth_of", lambda *given: computed.append(0) or truth_of(*given))
+    assert gather_long(trial).finding is None
+    assert computed == [len(rows)]
+    known = gather._truth(trial)
+    for name in ("out_bound", "lse_bound"):
+        torch.testing.assert_close(
+            getattr(known, name)[:, :, rows], getattr(whole, name)[:, :, rows], rtol=1e-9, atol=0
+        )
+    assert bool((known.lse_bound >= whole.lse_bound * (1 - 1e-9)).all())
+
+
+def nudged(row: int) -> Kernel:
+    """One O of a row is off by what 8 bits do not show."""
+
+    def kernel(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> Answer:
+        out, lse = right(p, q, k, v)
+        out[0, 1, row] *= 1 + 2.0**-13
+        return out, lse
+
+    return kernel
+
+
+def test_an_output_in_fp32_that_is_off_in_a_row_with_bounds_is_convicted() -> None:
+    p = TALL.but(distribution="gather", dtype="float32")
+    convicted(gather_long(tried(p, nudged(TALL.seqlen_q - 1))), "one element of V")
+    assert gather_long(tried(p, nudged(GAP))).finding is None  # docs/long-sequences.md says so
+
+
+def test_rows_with_bounds_are_few_where_there_are_many_scores() -> None:
+    """Whatever the device is asked, and in the order of the sequence."""
+    for p in (
+        WIDE.but(seqlen_q=24, seqlen_kv=long.LONG),
+        TALL.but(seqlen_q=long.LONG, seqlen_kv=17),
+        WIDE.but(heads_q=4, heads_kv=2, seqlen_q=long.LONG, seqlen_kv=long.LONG, mask=Causal()),
+    ):
+        rows = sharp_rows(p).tolist()
+        assert rows == sorted(set(rows))
+        assert 2 <= len(rows) <= COUNT
+        assert len(rows) * p.heads_q * p.seqlen_kv <= 1 << 21
+    short = WIDE.but(seqlen_q=8193, seqlen_kv=5)
+    assert sharp_rows(short).tolist() == list(range(8193))
 
 
 def _asked(monkeypatch: pytest.MonkeyPatch, device: str, **changes: object) -> list[Problem]:

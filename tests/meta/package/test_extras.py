@@ -47,6 +47,26 @@ def absent(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", found)
 
 
+class TestSteps:
+    def test_torch_and_triton_are_unpacked_at_the_same_time_and_the_rest_follows(self) -> None:
+        large, (whole,), *headers = bootstrap._steps(["pip"])
+        assert all(command[:2] == ["pip", "--no-deps"] for command in large)
+        alone = [requirement for command in large for requirement in command[2:]]
+        names = [bootstrap._name(requirement) for requirement in alone]
+        assert names[:2] == ["torch", "triton"]
+        assert len(large[0]) == 3  # torch alone
+        # What was unpacked without its dependencies is asked for again, with them.
+        assert set(alone) | set(bootstrap.requirements()) <= set(whole)
+        assert "--no-deps" not in whole
+        assert headers == [[["pip", "--no-deps", *bootstrap.groups()["cutlass"]]]]
+
+    def test_a_step_fails_if_one_of_its_commands_does(self) -> None:
+        good, bad = ([sys.executable, "-c", f"raise SystemExit({code})"] for code in (0, 1))
+        assert bootstrap._run_together([good, good])
+        assert not bootstrap._run_together([bad, good])
+        assert not bootstrap._run_together([good, bad])
+
+
 class TestLists:
     def test_every_extra_is_in_all_and_brings_its_module(self) -> None:
         optional = dict(PROJECT["optional-dependencies"])

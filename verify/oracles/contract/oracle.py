@@ -200,12 +200,14 @@ GROUPS = (
         name="contract",
         about="designed problems whose raw outputs show promises other than accuracy",
         asks=asks,
+        first_look="variant",
     ),
     Group(
         name="contract_backward",
         about="designed problems that show a backward's promises other than accuracy",
         entry="backward",
         asks=asks_backward,
+        first_look="variant",
     ),
 )
 

@@ -94,6 +94,7 @@ GROUPS = (
         name="lengths",
         about="keys are counted and gathered at lengths beside powers of two up to 8192",
         asks=lambda declaration, dtype: _affordable(forward_problems(declaration, dtype)),
+        first_look="file",
         admits=lambda problem, support: True,  # the problems depend on the machine
     ),
     Group(
@@ -101,6 +102,7 @@ GROUPS = (
         about="dV scatters dO, and dQ and dK are 0, at lengths beside powers of two up to 8192",
         entry="backward",
         asks=lambda declaration, dtype: _affordable(backward_problems(declaration, dtype)),
+        first_look="file",
         admits=lambda problem, support: True,
     ),
 )

@@ -88,6 +88,7 @@ GROUP = Group(
     ),
     entry="backward",
     asks=backward_problems,
+    first_look="file",
     admits=lambda problem, support: True,  # the problems depend on the machine
 )
 

@@ -22,10 +22,12 @@ from torch import Tensor
 from references.premises import Premise
 from verify.judging.findings import Ruling, convict, first, place
 from verify.judging.invariants import KNOWN, beyond, forward_slack, reach
+from verify.judging.selected_positions import positions
 from verify.judging.trial import Trial
 from verify.judging.truth import Truth
 from verify.oracles import Group, Oracle, convexity, gather
 from verify.oracles.long.problems import forward_problems
+from verify.problem import Problem
 from verify.problem.known_answers import gather_targets
 from verify.problem.premises import broken
 from verify.problem.visibility import intervals, live_rows
@@ -33,6 +35,10 @@ from verify.tolerance.resolution import resolve
 from verify.variant import Declaration
 
 _U64 = 2.0**-53
+_ROUNDED = 2.0**-8  # more than `gather` rounds an O in fp32 by
+# Scores of a case up to which all rows have the bounds of `gather`, and as many are computed if
+# there are more.
+_SCORES = 1 << 20
 # The mean of a row's scores is the score of the mean key.
 _MEAN_SCORES = frozenset({Premise.LINEAR_SCORES, Premise.POSITION_FREE_SCORES})
 
@@ -112,18 +118,43 @@ def _reach(trial: Trial) -> Tensor:
 
 
 def gather_long(trial: Trial) -> Ruling:
-    """Check that every row of O is the row of V that it selects, bit for bit."""
-    # replaces the cached property, which would compute all scores
-    trial.__dict__["truth"] = gathered_truth(trial)
+    """Check that every row of O is the row of V that it selects, bit for bit, and that some rows
+    are within the bounds of `gather`."""
+    # replaces the cached property and the note, which would compute all scores
+    trial.__dict__["truth"] = known = gathered_truth(trial)
+    trial.notes[gather.TRUTH] = _sharper(trial, known)
     return gather.judge(trial)
+
+
+def sharp_rows(p: Problem) -> Tensor:
+    """Return the rows of a problem of `gather` whose bounds are those of its oracle: all of them
+    unless there are many scores, else some of the selected positions, int64, ascending."""
+    scores = p.batch * p.heads_q * p.seqlen_kv
+    if scores * p.seqlen_q <= _SCORES:
+        return torch.arange(p.seqlen_q)
+    rows = positions(p, "rows")
+    count = min(len(rows), max(_SCORES // max(scores, 1), 2))
+    return rows[torch.linspace(0, len(rows) - 1, count).long()]
+
+
+def _sharper(trial: Trial, known: Truth) -> Truth:
+    """Return that truth, with the bounds of `gather` at `sharp_rows`."""
+    a, p = gather.one_key_arithmetic(trial), trial.problem
+    if a is None or not p.seqlen_kv:
+        return known
+    rows = sharp_rows(p)
+    some = trial.truth_at(rows, a)
+    out, lse = known.out_bound.clone(), known.lse_bound.clone()
+    out[:, :, rows], lse[:, :, rows] = some.out_bound, some.lse_bound
+    return replace(known, out_bound=out, lse_bound=lse)
 
 
 def gathered_truth(trial: Trial) -> Truth:
     """Return the truth of a problem of `gather`; only the winners' scores are computed, since all
     other weights are 0.
 
-    O is exact; the LSE's bound is that of the row's largest score, or +inf if no such bound is
-    derived for the numerics.
+    O is exact, and its bound no narrower than the bits in which `gather` compares it with V.  The
+    LSE's bound is that of the row's largest score, or +inf if none is derived for the numerics.
     """
     p, (q, k, v) = trial.problem, trial.expanded
     targets = gather_targets(p)
@@ -139,7 +170,7 @@ def gathered_truth(trial: Trial) -> Truth:
     if _applies(trial.declaration) is None:
         arithmetic = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
         bound = forward_slack(p, arithmetic, _reach(trial), trial.expanded).lse
-    return Truth(out, lse.masked_fill(~live, -math.inf), torch.zeros_like(out), bound)
+    return Truth(out, lse.masked_fill(~live, -math.inf), out.abs() * _ROUNDED, bound)
 
 
 def _applies(declaration: Declaration) -> str | None:
@@ -153,6 +184,7 @@ GROUP = Group(
         " of all rows"
     ),
     asks=forward_problems,
+    first_look="file",
     admits=lambda problem, support: True,  # the problems depend on the machine
 )
 

@@ -1,0 +1,93 @@
+"""A first look: what profile dev asks of one target of a file or variant, and says that it does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.harness.fake_trials import DECLARED
+from verify.campaign import first_look
+from verify.campaign.run import CampaignRun
+from verify.campaign.targets import Target, targets_of
+from verify.oracles import groups
+from verify.variant import Config, Declaration
+
+SUPPORT = replace(DECLARED.support, dtypes=("float16", "float32"), devices=("cpu", "cuda"))
+
+
+def variant(ref: str, path: str) -> Declaration:
+    configs = (Config(block_m=16, block_n=32), Config(block_m=64, block_n=32))
+    return replace(DECLARED, ref=ref, name=ref, path=path, support=SUPPORT, configs=configs)
+
+
+TWINS = (variant("one", "a.py"), variant("twin", "a.py"), variant("other", "b.py"))
+
+
+def ids(targets: list[Target]) -> list[str]:
+    return [target.id for target in targets]
+
+
+def test_a_group_of_files_is_asked_of_the_first_target_of_each() -> None:
+    for name in ("long", "lengths"):
+        every = targets_of(TWINS, name)
+        assert len(every) == 12
+        kept = first_look.asked(name, every)
+        assert ids(kept) == ["one-m16n32-float16", "other-m16n32-float16"]
+    kept = first_look.asked("contract", targets_of(TWINS, "contract"))
+    assert [target.declaration.ref for target in kept] == ["one", "twin", "other"]
+    every = targets_of(TWINS, "accuracy")
+    assert first_look.asked("accuracy", every) == every
+
+
+def test_a_target_that_is_asked_nothing_stands_for_no_other() -> None:
+    """A kernel for short sequences has no problem of group long."""
+    short = replace(TWINS[0], support=replace(SUPPORT, max_seqlen=64))
+    kept = first_look.asked("long", targets_of((short, TWINS[1]), "long"))
+    assert [target.declaration.ref for target in kept] == ["twin"]
+
+
+def test_what_is_left_out_is_told_once_for_each_variant() -> None:
+    told = {record.variant: record for record in first_look.left_out(TWINS)}
+    assert set(told) == {"one", "twin", "other"}
+    assert {record.dtype for record in told.values()} == {"(targets)"}
+    assert "larger profiles ask all" in told["twin"].reason
+    assert "lengths, long: one-m16n32-float16" in told["twin"].reason
+    assert "contract: twin-m16n32-float16" in told["twin"].reason
+    alone = replace(
+        TWINS[2], configs=TWINS[2].configs[:1], support=replace(SUPPORT, dtypes=("float16",))
+    )
+    assert list(first_look.left_out([alone])) == []
+
+
+@pytest.mark.parametrize(
+    ("profile", "files", "options", "asked"),
+    [
+        ("dev", (), {}, 2),
+        ("ci", (), {}, 12),
+        ("gpu", (), {}, 12),
+        ("nightly", (), {}, 12),
+        ("dev", (Path("a.py"),), {}, 12),
+        ("dev", (), {"all_configs": True}, 12),
+        ("dev", (), {"thorough": True}, 12),
+    ],
+)
+def test_larger_profiles_and_named_files_are_asked_all(
+    profile: str, files: tuple[Path, ...], options: dict[str, bool], asked: int, tmp_path: Path
+) -> None:
+    run = CampaignRun(tmp_path, profile, files, **options)
+    run.__dict__["here"] = TWINS  # no file is loaded
+    assert len(run.targets("long")) == asked
+
+
+def test_only_what_a_file_or_a_variant_shares_is_left_out() -> None:
+    """Bounds, bins, relations and numerics are those of each dtype and config."""
+    assert {name: group.first_look for name, group in groups().items() if group.first_look} == {
+        "long": "file",
+        "long_gradients": "file",
+        "lengths": "file",
+        "lengths_gradients": "file",
+        "contract": "variant",
+        "contract_backward": "variant",
+    }
