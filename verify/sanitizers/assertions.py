@@ -13,7 +13,7 @@ from verify.cell.untrusted_text import visible
 from verify.sanitizers.records import Record
 
 _LINE = re.compile(
-    r"^(?P<path>[^\n:]*):(?P<line>\d+): (?P<kernel>[^\n]+?): block: \[(?P<block>[\d, ]+)\],"
+    r"^(?P<path>[^\n]*?):(?P<line>\d+): (?P<kernel>[^\n]+?): block: \[(?P<block>[\d, ]+)\],"
     r" thread: \[(?P<thread>[\d, ]+)\] Assertion `(?P<text>[^\n]*)` failed\.",
     re.MULTILINE,
 )

@@ -152,15 +152,22 @@ _SLIPS_OF_ALGEBRA = {
 }
 
 
-def _algebra(variant: str, about: str, *, twin: bool = False) -> PlantedFault:
+_UNSEEN_OF_ALGEBRA = {
+    "stale-output": "O of an even number of keys: it is divided by an even sum, which loses bits;"
+    " on an H100 no element differed, in 10 of 10 runs",
+}
+
+
+def _algebra(variant: str, about: str, *, twin: bool = False, unseen: str = "") -> PlantedFault:
     """A kernel of algebra.py."""
     return PlantedFault(
         variant=variant,
         file=_ALGEBRA,
         about=about,
         twin=twin,
-        caught_by=() if twin else (FPSAN,),
+        caught_by=() if twin or unseen else (FPSAN,),
         shows=() if twin else ("the plain kernel",),
+        unseen=unseen,
         by_triton=True,
         optional=True,
         algebra=True,
@@ -169,7 +176,10 @@ def _algebra(variant: str, about: str, *, twin: bool = False) -> PlantedFault:
 
 ALGEBRA: tuple[PlantedFault, ...] = (
     _algebra("planted-algebra-correct", "a small Triton forward without a slip", twin=True),
-    *(_algebra(f"planted-algebra-{slip}", what) for slip, what in _SLIPS_OF_ALGEBRA.items()),
+    *(
+        _algebra(f"planted-algebra-{slip}", what, unseen=_UNSEEN_OF_ALGEBRA.get(slip, ""))
+        for slip, what in _SLIPS_OF_ALGEBRA.items()
+    ),
 )
 
 # Of the Gluon kernels' copies: the kernel, the file of its copies, and by slip the tool that is

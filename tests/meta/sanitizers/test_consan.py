@@ -65,6 +65,14 @@ def test_threads_at_one_assertion_are_one_record() -> None:
     assert (deadlock.kind, deadlock.text) == ("Deadlock", "Deadlock detected")
 
 
+def test_the_place_of_an_assertion_can_have_colons() -> None:
+    place = "<missing-wait: hopper_forward.py>"
+    said = line().replace("/home/me/hopper_forward.py", place)
+    assert said.startswith(f"{place}:130: ")
+    (record,) = read_assertions(said, CONSAN)
+    assert (record.kind, record.source) == ("Race", f"{place}:130")
+
+
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
