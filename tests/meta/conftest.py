@@ -13,7 +13,7 @@ import torch
 from tests.harness.kernel_files import ENVIRONMENT, FILL, Writer, kernel
 from tests.harness.shared_fork_server import SharedForkServer, end_all
 from verify.cell.process import PLAIN_CPU, Cell, ForkServer
-from verify.machine import starter
+from verify.machine import device, starter
 
 # The modules that ask which device kernels run on.  Commands ask too: tests call them as users do.
 ASK_FOR_THE_DEVICE = (
@@ -24,6 +24,12 @@ ASK_FOR_THE_DEVICE = (
     "verify.campaign.run",
     "verify.campaign.targets",
 )
+
+
+@pytest.fixture(autouse=True)
+def gpus_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that says what nvidia-smi answers is heard, whatever this session has found out."""
+    monkeypatch.setattr(device, "_known", None)
 
 
 @pytest.fixture(scope="module")

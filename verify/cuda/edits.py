@@ -7,12 +7,13 @@ so that they follow it.  An edit says how often its pattern occurs; any other nu
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
-from verify.cuda.compile import HEADERS, Source, cache_directory, write_whole
+from verify.cuda.compile import HEADERS, Source, cache_directory
 from verify.cuda.includes import included
 
 
@@ -64,8 +65,26 @@ def edited(source: Source, edits: Iterable[Edit], before: str = "") -> Source:
     texts[source.path.name] = before + texts[source.path.name]
     key = sha256(repr((str(source.path), sorted(texts.items()))).encode()).hexdigest()[:24]
     folder = cache_directory() / "edited" / key
-    for name, text in texts.items():
-        path: Path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text.encode())
+    if not folder.is_dir():
+        _write(folder, texts)
     return replace(source, path=folder / source.path.name)
+
+
+def _write(folder: Path, texts: dict[str, str]) -> None:
+    """Write the texts into a new folder, which appears with all of them at once.
+
+    A file that another process compiles must not be replaced, even by the same text: the new one
+    can get the inode of a header that NVRTC has read, whose `#pragma once` then hides it.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as own:
+        whole = Path(own, "whole")
+        for name, text in texts.items():
+            path = whole / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        try:
+            whole.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # no other process was first
+                raise

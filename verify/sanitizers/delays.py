@@ -19,7 +19,7 @@ import torch
 
 from verify.cell.child import KernelProcess, serve_at
 from verify.cell.ways import DELAYS
-from verify.cuda.compile import Kernel, Source
+from verify.cuda.compile import CompileError, Kernel, Source
 from verify.cuda.edits import Edit, EditError, edited
 from verify.sanitizers import building, triton_delays
 from verify.sanitizers.triton_delays import TritonDelays
@@ -68,6 +68,10 @@ def extra_bytes(seed: int) -> int:
     return 1024 * seed + 16384 * (seed % 4)
 
 
+class UnbuiltError(RuntimeError):
+    """A kernel does not compile with delays: a fault of the edit, and not of the kernel."""
+
+
 class Delays:
     """What replaces the functions of `verify.cuda.compile`.  launches: of kernels with delays."""
 
@@ -95,9 +99,13 @@ class Delays:
     def compile_source(self, source: Source, arch: str) -> Binary:
         """Compile the source with delays; as it is, if it has no barrier and no wait."""
         try:
-            binary = self._compile(edited(source, [DELAYED], BEFORE), arch)
+            delayed = edited(source, [DELAYED], BEFORE)
         except EditError:
             return self._compile(source, arch)
+        try:
+            binary = self._compile(delayed, arch)
+        except CompileError as error:
+            raise UnbuiltError(str(error)) from error
         self._delayed.add(binary.cubin)
         return binary
 

@@ -33,6 +33,7 @@ from verify.sanitizers.tool import OUTPUT, SKEW
 
 SEEDS = (1, 2, 3, 4, 5)
 PROGRAM = "verify.sanitizers.delays"
+UNBUILT = "UnbuiltError: "  # how a reply begins, of `delays.UnbuiltError`
 NOT_DELAYED = "no barrier of it is known here: only repeats and streams were tried"
 NOT_COMPARED = "declared not deterministic: bits were not compared"
 _LARGEST = 32 << 20  # bytes of one run's buffers, for launches at the same time
@@ -91,6 +92,9 @@ class _Race:
             entry=self.subject.entry,
         )
         for _, _, ruling in held(trial):
+            if ruling.finding is not None and trial.first.reply.message.startswith(UNBUILT):
+                self.doubts.append(f"{case.id}: {trial.first.reply.message}")
+                return None
             if ruling.finding is not None:
                 return _record("Run", f"seed 0: {ruling.finding.message}")
         for what, run, pairs in _runs(trial, self.seeds):

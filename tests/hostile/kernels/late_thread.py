@@ -1,6 +1,6 @@
 """Answers at once, and lets a thread write the result when the judge may have looked already.
 
-Must: fail bound or memory
+Must: fail bound or memory or repeat
 """
 
 import threading

@@ -150,6 +150,7 @@ RUNS = {
     "verify sanitize --time": of(*SANITIZE, '"--time"'),
     "verify sanitize --add": of(*SANITIZE, '"--add"'),
     "verify sanitize --tool": of(*SANITIZE, '"--tool"'),
+    "verify sanitize --report-dir": of(*SANITIZE, '"--report-dir"'),
     "verify sanitize --render": of(*SANITIZE, '"--render"'),
     "verify probe": of(
         "test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'
@@ -229,6 +230,7 @@ def _functions(text: str) -> dict[str, str]:
 
 def documented(text: str) -> Iterator[str]:
     """The commands of a page, from its code blocks and its inline code, without their comments."""
+    text = re.sub(r"\\\n\s*", "", text)  # a line that goes on
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     lines = [line for language, block in blocks if language in SHELL for line in block.splitlines()]
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)

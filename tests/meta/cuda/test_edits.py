@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,31 @@ def test_an_edit_is_written_beside_copies_of_the_other_files(source: Source, cac
     assert made.path.with_name("part.cuh").read_text() == '#include "ptx.cuh"\nint b = 4;\n'
     assert edited(source, [Edit("= c", "= 4")], before="int c;\n").path == made.path
     assert edited(source, [Edit("= c", "= 5")]).path != made.path
+
+
+def test_a_file_that_another_process_can_be_compiling_stays_the_same_file(
+    source: Source, cache: Path
+) -> None:
+    """NVRTC knows a header with `#pragma once` by its inode: a file written anew can get that of
+    one that was read, and is then left out."""
+    edits = [Edit("= c", "= 3")]
+    made = edited(source, edits)
+    before = {file.name: file.stat().st_ino for file in made.path.parent.iterdir()}
+    with ThreadPoolExecutor(8) as pool:
+        again = list(pool.map(lambda _: edited(source, edits).path, range(8)))
+    assert set(again) == {made.path}
+    assert {file.name: file.stat().st_ino for file in made.path.parent.iterdir()} == before
+
+
+def test_processes_that_are_first_at_the_same_time_have_one_folder(
+    source: Source, cache: Path
+) -> None:
+    edits = [Edit("= c", "= 3")]
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: edited(source, edits).path, range(8)))
+    assert len(set(made)) == 1
+    assert sorted(file.name for file in made[0].parent.iterdir()) == sorted(texts_of(source))
+    assert list((cache / "edited").iterdir()) == [made[0].parent]
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,24 @@ def test_a_kernel_with_a_barrier_or_a_wait_is_built_with_delays(
     assert compiler.launched == [extra_bytes(3), 199_900, 199_900]
 
 
+def test_an_error_of_a_build_with_delays_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path / "cache"))
+    compiler = Compiler(monkeypatch)
+
+    def fails(source: Source, arch: str) -> Binary:
+        raise cuda.CompileError("identifier is undefined")
+
+    monkeypatch.setattr(compiler, "compile_source", fails)
+    monkeypatch.setattr(cuda, "compile_source", fails)
+    path = tmp_path / "flash.cu"
+    path.write_text(BARRIER)
+    with pytest.raises(delays.UnbuiltError) as error:
+        Delays().compile_source(Source(path, "flash"), "sm_90a")
+    assert skew.UNBUILT.startswith(type(error.value).__name__)
+
+
 def test_seeds_give_a_block_different_amounts_of_memory() -> None:
     assert len({extra_bytes(seed) for seed in skew.SEEDS}) == len(skew.SEEDS)
     assert all(0 < extra_bytes(seed) < 100_000 for seed in skew.SEEDS)
@@ -145,6 +163,19 @@ def test_a_failing_run_is_told_with_its_seed(race: Callable[..., Session]) -> No
     (record,) = race(FORGETS).judgement.records
     assert record.kind == "Run"
     assert record.text.startswith("seed 0: leaves 4 of 4 elements of lse unwritten")
+
+
+def test_a_copy_with_delays_that_does_not_compile_accuses_no_kernel(
+    race: Callable[..., Session],
+) -> None:
+    session = race("""
+    class UnbuiltError(RuntimeError): pass
+    raise UnbuiltError("flash.cu for sm_90a: 6: NVRTC_ERROR_COMPILATION")
+    # {seed!r}
+""")
+    assert session.judgement.outcome == "inconclusive"
+    (doubt,) = session.judgement.reasons
+    assert "UnbuiltError: flash.cu for sm_90a" in doubt
 
 
 def test_what_was_not_tried_is_told(race: Callable[..., Session]) -> None:
