@@ -103,6 +103,13 @@ def know_gpus(asked: subprocess.Popen[str] | None) -> None:
     _known = _rows(said)
 
 
+def forget_gpus() -> None:
+    """Ask again when they are needed: this process has become a program of its own, with other
+    variables."""
+    global _known
+    _known = None
+
+
 def gpus() -> list[str]:
     """The UUIDs of all GPUs of this machine, for CUDA_VISIBLE_DEVICES: CUDA and nvidia-smi number
     GPUs differently."""

@@ -118,6 +118,15 @@ def test_a_machine_without_nvidia_smi_has_no_gpus(
     assert device.gpus() == []
 
 
+def test_a_program_of_its_own_asks_again(machine) -> None:
+    """As a fork of a starter is, whose variables can name another nvidia-smi."""
+    asked = machine(_TWO, None)
+    device.know_gpus(None)
+    assert device.gpus() == []
+    device.forget_gpus()
+    assert (device.gpus(), len(asked)) == ([A, B], 1)
+
+
 def test_workers_of_a_campaign_have_one_gpu_each(machine) -> None:
     machine(_TWO, "1,0,-1")
     assert hosts.placed(None) == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in (B, A)]
