@@ -2,8 +2,8 @@
 wrong, and so are verdicts.
 
 Put `fake_smi` first on the path, and `-p tests.harness.bad_gpu` into PYTEST_ADDOPTS.  BAD_GPU_LATER
-in the environment: its control problem is right at the beginning.  BAD_GPU: the UUID of a real GPU
-that is to be bad.
+in the environment, a folder for notes: its control problem is right at the beginning.  BAD_GPU: the
+UUID of a real GPU that is to be bad.
 """
 
 from __future__ import annotations
@@ -54,9 +54,11 @@ def main() -> int:
         c[17, 200] ^= 1
         return c
 
-    begun = Path(f"{os.environ['CUDA_VISIBLE_DEVICES']}.begun")
-    late = LATER in os.environ and not begun.exists()
-    begun.touch()
+    late = False
+    if LATER in os.environ:
+        begun = Path(os.environ[LATER], f"{os.environ['CUDA_VISIBLE_DEVICES']}.begun")
+        late = not begun.exists()
+        begun.touch()
     if os.environ["CUDA_VISIBLE_DEVICES"] == BAD and not late:
         vars(control)["product"] = product
     sys.argv = ["control", *sys.argv[1:]]

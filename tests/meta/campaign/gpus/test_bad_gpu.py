@@ -26,7 +26,7 @@ def test_a_bad_gpu_is_named_and_the_other_one_judges_all(tmp_path: Path, later: 
     variables = {
         "PATH": f"{fake_smi(tmp_path)}:{os.environ['PATH']}",
         "PYTEST_ADDOPTS": "-p tests.harness.bad_gpu",
-        **({LATER: "1"} if later else {}),
+        **({LATER: str(tmp_path)} if later else {}),
     }
     done = commands.verify("run", PLAIN, "-k", FEW, *CHOICES, cwd=tmp_path, variables=variables)
     assert done.returncode == 0, done.stdout
