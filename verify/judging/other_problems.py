@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from references.masks import Causal, Full, Mask, Window
-from verify.problem import Layout, Problem
+from verify.problem import Layout, Problem, ProblemError
 
 Values = tuple[Tensor, Tensor, Tensor]
 
@@ -36,38 +37,48 @@ class Hypothesis:
 
 def hypotheses(p: Problem, values: Values) -> Iterator[Hypothesis]:
     """All that differ from the problem, on contiguous tensors; values: its q, k and v at full
-    shapes."""
+    shapes.  What no problem can be, such as one of a scale below fp32's range, is left out."""
     p = p.but(**{f"layout_{name}": Layout() for name in p.layouts})
-    for key, text, problem in _scales(p):
-        yield Hypothesis(key, text, problem, values)
+    for key, text, changes, own in _others(p, values):
+        try:
+            problem = p.but(**changes)
+        except ProblemError:
+            continue
+        yield Hypothesis(key, text, problem, own)
+
+
+_Other = tuple[str, str, dict[str, Any], Values]  # key, text, changes of the problem, q k v
+
+
+def _others(p: Problem, values: Values) -> Iterator[_Other]:
+    for text, scale in _scales(p).items():
+        if scale != p.scale:
+            words = f"{text} ({scale:.6g}, not {p.scale:.6g})"
+            yield text, words, {"softmax_scale": scale}, values
     for mask, key in _masks(p.mask):
-        yield Hypothesis(key, key, p.but(mask=mask), values)
+        yield key, key, {"mask": mask}, values
     if p.score_mod is not None:
         key = f"no {p.score_mod.word}"
-        yield Hypothesis(key, key, p.but(score_mod=None), values)
+        yield key, key, {"score_mod": None}, values
     q, k, v = values
     if 1 < p.heads_kv < p.heads_q:
         heads = torch.arange(p.heads_q) % p.heads_kv
-        each = p.but(heads_kv=p.heads_q)
-        yield Hypothesis(
+        yield (
             "modulo",
             "query head h with key head h % heads_kv, instead of h // (heads_q / heads_kv)",
-            each,
+            {"heads_kv": p.heads_q},
             (q, k[:, heads], v[:, heads]),
         )
     if isinstance(p.mask, Full) and p.score_mod is None:
         yield from _ragged_ends(p, values)
 
 
-def _scales(p: Problem) -> Iterator[tuple[str, str, Problem]]:
-    known = {
+def _scales(p: Problem) -> dict[str, float]:
+    return {
         "softmax_scale = head_dim ** -0.5": p.but(softmax_scale=None).scale,
         "softmax_scale = 1, scores that are not scaled": 1.0,
         "the square of the softmax_scale": p.scale * p.scale,
     }
-    for text, scale in known.items():
-        if scale != p.scale:
-            yield text, f"{text} ({scale:.6g}, not {p.scale:.6g})", p.but(softmax_scale=scale)
 
 
 def _masks(mask: Mask) -> Iterator[tuple[Mask, str]]:
@@ -90,25 +101,25 @@ def _masks(mask: Mask) -> Iterator[tuple[Mask, str]]:
             yield moved, f"a mask that shows {how} on the left of each row"
 
 
-def _ragged_ends(p: Problem, values: Values) -> Iterator[Hypothesis]:
+def _ragged_ends(p: Problem, values: Values) -> Iterator[_Other]:
     q, k, v = values
     for block in _BLOCKS:
         more = -p.seqlen_kv % block
         if not more:
             continue
         padded = [torch.nn.functional.pad(x, (0, 0, 0, more)) for x in (k, v)]
-        yield Hypothesis(
+        yield (
             f"unmasked end, {block}",
             f"{more} further keys of zeros behind the last one: the last block of {block} has no"
             " mask",
-            p.but(seqlen_kv=p.seqlen_kv + more),
+            {"seqlen_kv": p.seqlen_kv + more},
             (q, padded[0], padded[1]),
         )
         whole = p.seqlen_kv - p.seqlen_kv % block
         if whole:
-            yield Hypothesis(
+            yield (
                 f"lost end, {block}",
                 f"the first {whole} keys: the last block of {block}, which is not full, is lost",
-                p.but(seqlen_kv=whole),
+                {"seqlen_kv": whole},
                 (q, k[:, :, :whole], v[:, :, :whole]),
             )

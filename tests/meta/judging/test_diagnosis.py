@@ -17,6 +17,7 @@ from verify.judging import diagnosis
 from verify.judging.diagnosis import Diagnoses
 from verify.judging.findings import Ruling
 from verify.judging.launch import Launch
+from verify.judging.other_problems import hypotheses
 from verify.judging.trial import Trial
 from verify.oracles import bound
 from verify.problem import Layout, Problem
@@ -137,6 +138,14 @@ def test_what_is_less_than_a_bound_has_no_diagnosis() -> None:
     finding = Finding(oracle="bound", message="no rounding of what is known", got=1.0, bound=0.0)
     ruling = Ruling(finding)
     assert Diagnoses().explained(trial, ruling) is ruling
+
+
+def test_what_no_problem_can_be_is_left_out() -> None:
+    """The square of this scale is below fp32's range: an error of the judge, once."""
+    tiny = SCALED.but(softmax_scale=2.5e-30)
+    found = [other.problem.scale for other in hypotheses(tiny, wrongly(tiny, "").expanded)]
+    assert found
+    assert 2.5e-30**2 not in found
 
 
 def test_strides_do_not_matter() -> None:
