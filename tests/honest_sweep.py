@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from tests.harness import honest_backwards, ordered_backwards, ordered_forwards
-from tests.harness.backward_inputs import Inputs, exact
-from tests.harness.cancelling import IN_ORDER, cancelling, changed, ones
+from tests.harness.backward_inputs import Inputs
+from tests.harness.cancelling import IN_ORDER, cancelling, changed, ones, what_is_saved
 from tests.harness.emulation import Emulation, Kernel, Luck
 from tests.harness.emulation_backward import NAMES, Backward, BackwardKernel
 from tests.log_sum_sweep import kernels as of_log_sums
@@ -128,11 +128,7 @@ def _of_forward(problem: Problem, kernel: Kernel, luck: Luck, given: Inputs) -> 
 def _of_gradients(
     problem: Problem, kernel: BackwardKernel, luck: Luck, given: Inputs, aim: str
 ) -> dict[str, Tensor]:
-    if kernel.numerics.softmax.source == "own":
-        saved = exact(problem, given)
-    else:
-        forward = Emulation(problem, kernel.forward, luck, ones(problem))
-        saved = forward.run(given.q, given.k, given.v)
+    saved = what_is_saved(problem, kernel, luck, given)
     found = Backward(problem, kernel, luck, aim).run(given, saved)
     arithmetic = honest_backwards.arithmetic(problem, kernel)
     read = given.q, given.k, given.v, given.dout, saved.out.double(), saved.lse.double()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.harness.backward_inputs import Inputs, exact
-from tests.harness.emulation import Emulation, Kernel, Luck
+from tests.harness.emulation import Emulation, Kernel, Luck, Result
 from tests.harness.emulation_backward import NAMES, Backward, BackwardKernel
 from tests.harness.honest_backwards import HONEST as BACKWARDS
 from tests.harness.honest_backwards import UNUSUAL, arithmetic
@@ -91,15 +91,20 @@ def forward_ratios(
     return {"out": out, "lse": lse}
 
 
+def what_is_saved(problem: Problem, kernel: BackwardKernel, luck: Luck, given: Inputs) -> Result:
+    """O and LSE that an emulated backward starts from: of its emulated forward, or exact ones for
+    one that computes its own softmax."""
+    if kernel.numerics.softmax.source == "own":
+        return exact(problem, given)
+    forward = Emulation(problem, kernel.forward, luck, ones(problem))
+    return forward.run(given.q, given.k, given.v)
+
+
 def backward_ratios(
     problem: Problem, kernel: BackwardKernel, luck: Luck, given: Inputs, aim: str = "dq"
 ) -> dict[str, Tensor]:
     """Error over bound of dQ, dK and dV of an emulated run."""
-    if kernel.numerics.softmax.source == "own":
-        saved = exact(problem, given)
-    else:
-        forward = Emulation(problem, kernel.forward, luck, ones(problem))
-        saved = forward.run(given.q, given.k, given.v)
+    saved = what_is_saved(problem, kernel, luck, given)
     found = Backward(problem, kernel, luck, aim).run(given, saved)
     a = arithmetic(problem, kernel)
     read = given.q, given.k, given.v, given.dout, saved.out.double(), saved.lse.double()

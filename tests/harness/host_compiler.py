@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 MISSING = "no C++ compiler: install one, or ziglang from PyPI (dependency group host-compiler)"
-# Zig builds its C++ library from source for whoever links against it, 70 s once for each cache.
+# Zig builds its C++ library from source if a program links against it: 70 s once for each cache.
 # Nothing here needs it: its templates are in the headers, which then must not throw; a check in
 # them that fails aborts; and what is left, such as operator new, torch has brought with it.
 _WITHOUT_LIBRARY = ("-fno-exceptions", "-D_LIBCPP_VERBOSE_ABORT(...)=__builtin_abort()")

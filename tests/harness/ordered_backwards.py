@@ -14,9 +14,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tests.harness.backward_inputs import Inputs, exact
-from tests.harness.cancelling import cancelling, changed, ones
-from tests.harness.emulation import Emulation, Luck
+from tests.harness.backward_inputs import Inputs
+from tests.harness.cancelling import cancelling, changed, what_is_saved
+from tests.harness.emulation import Luck
 from tests.harness.emulation_backward import NAMES, Backward, BackwardKernel
 from tests.harness.honest_backwards import HALF, SINGLE, UNUSUAL, arithmetic, saver
 from verify.arithmetic.dtypes import dtype_named
@@ -76,11 +76,7 @@ def parts(
     declared: BackwardKernel | None = None,
 ) -> dict[str, Tensor]:
     """By gradient: how far its elements are from the middle, as a part of how far they may be."""
-    if kernel.numerics.softmax.source == "own":
-        saved = exact(problem, given)
-    else:
-        forward = Emulation(problem, kernel.forward, luck, ones(problem))
-        saved = forward.run(given.q, given.k, given.v)
+    saved = what_is_saved(problem, kernel, luck, given)
     found = Backward(problem, kernel, luck, aim).run(given, saved)
     read = given.q, given.k, given.v, given.dout, saved.out.double(), saved.lse.double()
     truth = gradient_truth(problem, *read, arithmetic(problem, declared or kernel))

@@ -40,8 +40,7 @@ def prepare(trials: Sequence[Trial]) -> list[Trial]:
     answer([each for _, each in asked])
     for trial, each in asked:
         trial.answers += each.answers
-        for name, spent in each.clock.seconds.items():
-            trial.clock.add(name, spent)
+        trial.clock.share(each.clock)
     return [trial for trial, _ in asked]
 
 
@@ -56,8 +55,7 @@ def prepare_gradients(trials: Sequence[Trial]) -> None:
     stacked_gradients.answer([each for _, each in asked])
     for trial, each in asked:
         trial.gradient_answers += each.answers
-        for name, spent in each.clock.seconds.items():
-            trial.clock.add(name, spent)
+        trial.clock.share(each.clock)
 
 
 def _has_saved(trial: Trial) -> bool:

@@ -98,8 +98,8 @@ def _compiles(pid: int) -> bool:
 
 
 def held_below(pid: int) -> int:
-    """Resident bytes of that process's descendants, without compilers: those that they share with
-    nobody, and their parts of those that they share with each other or with their parent."""
+    """Resident bytes of that process's descendants, without compilers: their own, and their parts
+    of those that they share with each other or with their parent."""
     return sum(_own_part(child) for child in descendants(pid) if not _compiles(child))
 
 

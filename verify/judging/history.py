@@ -112,7 +112,7 @@ class Hearing:
         processes leave a GPU too little memory.
         """
         on_gpu = cell.environment.device == "cuda"
-        with turns.GPU.launching() if on_gpu else contextlib.nullcontext():
+        with _turn(cell):
             reply = ask()
         before, first = self.launched(cell)
         used = reply.status in _SHARED and not first
@@ -150,7 +150,7 @@ class Hearing:
         for number in range(1, _BESIDE + 1):
             cell.restart()
             time.sleep(number * _PAUSE)
-            with turns.GPU.launching():
+            with _turn(cell):
                 reply = ask()
             self.history.launched(cell.process_number, self.case)
             if not _crowded(reply):
@@ -180,10 +180,16 @@ def ask_several(
 ) -> tuple[Reply, Aftermath]:
     """Ask for launches of several cases at once; returns the reply, and the aftermath that it is if
     it is bad and the launches then succeed one by one."""
-    with turns.GPU.launching() if cell.environment.device == "cuda" else contextlib.nullcontext():
+    with _turn(cell):
         reply = ask()
     noted = [hearing.launched(cell) for hearing in hearings]
     return reply, Aftermath(reply, noted[-1][0], noted[0][1])
+
+
+def _turn(cell: Cell) -> contextlib.AbstractContextManager[None]:
+    """A turn of a launch beside those of other workers, on a GPU."""
+    on_gpu = cell.environment.device == "cuda"
+    return turns.GPU.launching() if on_gpu else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ fails or not for itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import torch
@@ -26,6 +26,7 @@ from references.masks.base import Atom, Device, Mask, MaskMod
 from references.masks.base import Interval as MaskInterval
 from verify.judging.truth import Answer, Clock, Kept, Truth, compute_truth_on, device_for, on_device
 from verify.problem import Layout, Problem
+from verify.tolerance.backward import GradientTruth
 from verify.tolerance.forward import ForwardArithmetic
 from verify.tolerance.intervals import Interval
 
@@ -35,13 +36,17 @@ _MOST = {"cpu": 1 << 20, "cuda": 1 << 23}
 
 
 class Stackable(Protocol):
-    """A case of a problem."""
+    """A case of a problem, and its answers."""
 
     @property
     def problem(self) -> Problem: ...
 
+    @property
+    def answers(self) -> list[Any]: ...
+
 
 C = TypeVar("C", bound=Stackable)
+W = TypeVar("W", Truth, GradientTruth)
 
 
 @dataclass(frozen=True)
@@ -139,17 +144,22 @@ def answer(asked: Sequence[Asked]) -> int:
 
     A case without answers has to be computed alone.
     """
-    answered = 0
     fitting = [case for case in asked if excludes(case.problem, case.questions) is None]
-    for stack in stacks(fitting, _alike):
+    return answered(stacks(fitting, _alike), _answer)
+
+
+def answered(stacks: Iterable[list[C]], answer: Callable[[list[C]], None]) -> int:
+    """Answer each stack's questions; return how many cases have answers then."""
+    count = 0
+    for stack in stacks:
         try:
-            _answer(stack)
+            answer(stack)
         except (RuntimeError, ValueError):  # which of them it was, each will say when it is alone
             for case in stack:
                 case.answers.clear()
             continue
-        answered += len(stack)
-    return answered
+        count += len(stack)
+    return count
 
 
 def stacks(
@@ -220,8 +230,7 @@ def _answer(stack: list[Asked]) -> None:
         for case, own in zip(stack, apart(whole, counts), strict=True):
             case.answers.append(Answer(tuple(question), own))
     for case, count in zip(stack, counts, strict=True):
-        for name, seconds in clock.seconds.items():
-            case.clock.add(name, seconds * count / p.batch)
+        case.clock.share(clock, count / p.batch)
 
 
 def apart(whole: Truth, counts: Sequence[int]) -> Iterator[Truth]:
@@ -231,16 +240,25 @@ def apart(whole: Truth, counts: Sequence[int]) -> Iterator[Truth]:
     """
     if sum(counts) != len(whole.out):
         raise ValueError(f"counts: {list(counts)} are not {len(whole.out)} sequences")
+    return parts_of(whole, counts)
+
+
+def parts_of(whole: W, counts: Sequence[int]) -> Iterator[W]:
+    """The parts of a truth, forward or backward, that have so many sequences, in their order:
+    views."""
     start = 0
     for count in counts:
         own = slice(start, start + count)
-        parts = {f.name: cut(getattr(whole, f.name), own) for f in fields(whole)}
-        yield Truth(**parts)
         start += count
+        yield replace(whole, **{f.name: _cut(getattr(whole, f.name), own) for f in fields(whole)})
 
 
-def cut(x: Tensor | Interval | None, own: slice) -> Any:
-    """Some sequences of it."""
+def _cut(x: Any, own: slice) -> Any:
+    """Some sequences of a tensor, or of each of several."""
     if isinstance(x, Interval):
         return Interval(x.middle[own], x.reach[own])
+    if isinstance(x, tuple):
+        return tuple(_cut(each, own) for each in x)
+    if isinstance(x, dict):
+        return {name: _cut(each, own) for name, each in x.items()}
     return None if x is None else x[own]

@@ -7,17 +7,16 @@ the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from verify.judging.gradient_truth import GradientAnswer, GradientQuestion
-from verify.judging.stacked import cut, stacked, stacks
+from verify.judging.stacked import answered, parts_of, stacked, stacks
 from verify.judging.truth import Clock, on_device
 from verify.problem import Problem
-from verify.tolerance.backward import GradientTruth, kind_of
+from verify.tolerance.backward import kind_of
 
 _COST = 3.0  # of a forward's products, and of the tensors that live at once
 
@@ -58,16 +57,8 @@ def answer(asked: Sequence[AskedGradients]) -> int:
         same = mine.question.arithmetics == other.question.arithmetics
         return same and kinds[id(mine)] == kinds[id(other)]
 
-    answered = 0
-    for stack in stacks((each for each in asked if id(each) in kinds), alike, _COST):
-        try:
-            _answer(stack)
-        except (RuntimeError, ValueError):  # which of them it was, each will say when it is alone
-            for case in stack:
-                case.answers.clear()
-            continue
-        answered += len(stack)
-    return answered
+    fitting = [each for each in asked if id(each) in kinds]
+    return answered(stacks(fitting, alike, _COST), _answer)
 
 
 def _kind(question: GradientQuestion) -> tuple[bool, ...]:
@@ -85,24 +76,6 @@ def _answer(stack: list[AskedGradients]) -> None:
     clock = Clock()
     with clock.timed("bound"):
         found = on_device(sum(each.products for each in questions), whole.computed_on)
-    for case, own, count in zip(stack, apart(found, counts), counts, strict=True):
+    for case, own, count in zip(stack, parts_of(found, counts), counts, strict=True):
         case.answers.append(GradientAnswer(case.question.arithmetics, own))
-        case.clock.add("bound", clock.seconds["bound"] * count / p.batch)
-
-
-def apart(whole: GradientTruth, counts: Sequence[int]) -> Iterator[GradientTruth]:
-    """The parts of it that have so many sequences, in their order: views."""
-    start = 0
-    for count in counts:
-        own = slice(start, start + count)
-        start += count
-        parts: dict[str, Any] = {}
-        for each in fields(whole):
-            value = getattr(whole, each.name)
-            if isinstance(value, tuple):
-                parts[each.name] = tuple(cut(x, own) for x in value)
-            elif isinstance(value, dict):
-                parts[each.name] = {name: cut(x, own) for name, x in value.items()}
-            else:
-                parts[each.name] = cut(value, own)
-        yield GradientTruth(**parts)
+        case.clock.share(clock, count / p.batch)

@@ -166,7 +166,7 @@ def _shared(chosen: Sequence[tuple[Wanted, Plan, int]], step: str) -> Iterator[N
             yield
     finally:
         for each, _, _ in chosen:
-            each.trial.clock.add(step, clock.seconds[step] / len(chosen))
+            each.trial.clock.share(clock, 1 / len(chosen))
 
 
 def _up(size: int) -> int:

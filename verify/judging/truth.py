@@ -100,6 +100,11 @@ class Clock:
         """Count more seconds for a step."""
         self.seconds[what] = self.seconds.get(what, 0.0) + seconds
 
+    def share(self, other: Clock, part: float = 1.0) -> None:
+        """Count a part of another clock's seconds, step by step."""
+        for what, seconds in other.seconds.items():
+            self.add(what, seconds * part)
+
 
 def compute_truth(
     p: Problem,

@@ -1,4 +1,4 @@
-"""Answers in the cell's place, with lists so deep in each other that whoever reads them runs out of
+"""Answers in the cell's place, with lists so deep in each other that their reader runs out of
 stack.
 
 Must: fail execution: levels

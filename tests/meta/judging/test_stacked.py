@@ -13,6 +13,7 @@ from references.masks import Causal, Dense, Documents, Full, Lengths, Window, in
 from references.quantisation import parse_quantisation
 from references.score_mods import Softcap
 from tests.harness.judge_devices import ARCHS, CONFIG, FORWARDS
+from tests.harness.stacks import neighbours
 from verify.judging import stacked
 from verify.judging.stacked import Asked, answer, apart, excludes
 from verify.judging.truth import Truth, compute_truth
@@ -52,18 +53,6 @@ def asked_of(problems: Sequence[Problem], numerics: Numerics, arch: str = "sm_90
     ]
 
 
-def neighbours(shape: Problem) -> list[Problem]:
-    """Of one shape: other values, seeds and numbers of sequences."""
-    return [
-        shape.but(
-            distribution=name,
-            seed=number,
-            batch=1 + number % 3 if shape.batch == 1 else shape.batch,
-        )
-        for number, name in enumerate(VALUES)
-    ]
-
-
 def differences(case: Asked) -> Iterator[str]:
     """What a case's answers have that its truth alone has not, beyond fp64's roundings."""
     for question, found in zip(case.questions, case.answers, strict=True):
@@ -93,7 +82,7 @@ def test_a_stack_says_of_each_case_what_it_says_alone(
     for number, shape in enumerate(SHAPES):
         arch = ARCHS[number % len(ARCHS)] if name != "narrow" else "sm_90"
         try:
-            cases = asked_of(neighbours(shape), NUMERICS[name], arch)
+            cases = asked_of(neighbours(shape, VALUES), NUMERICS[name], arch)
         except ValueError:  # no bound is derived for this arithmetic beside this feature
             continue
         together += answer(cases)

@@ -13,6 +13,7 @@ from references.masks import Causal, Dense, Full, Lengths, Window, intersect
 from references.quantisation import parse_quantisation
 from references.score_mods import Softcap
 from tests.harness.judge_devices import BACKWARDS, CONFIG
+from tests.harness.stacks import neighbours
 from verify.judging.gradient_truth import GradientQuestion
 from verify.judging.stacked import Repeated
 from verify.judging.stacked_gradients import AskedGradients, answer, excludes
@@ -51,18 +52,6 @@ def question_of(p: Problem, declared: GradientNumerics, arch: str = "sm_90") -> 
     return GradientQuestion(p, inputs, dout(p), start, (first, best))
 
 
-def neighbours(shape: Problem) -> list[Problem]:
-    """Of one shape: other values, seeds and numbers of sequences."""
-    return [
-        shape.but(
-            distribution=name,
-            seed=number,
-            batch=1 + number % 3 if shape.batch == 1 else shape.batch,
-        )
-        for number, name in enumerate(VALUES)
-    ]
-
-
 def numbers(truth: GradientTruth) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of it, by its name."""
     for name in (f.name for f in fields(truth)):
@@ -96,7 +85,7 @@ def differences(case: AskedGradients) -> Iterator[str]:
 def test_a_stack_gives_what_each_case_gets_alone(
     shape: Problem, declared: GradientNumerics
 ) -> None:
-    cases = [AskedGradients(question_of(p, declared)) for p in neighbours(shape)]
+    cases = [AskedGradients(question_of(p, declared)) for p in neighbours(shape, VALUES)]
     assert answer(cases) >= 2
     answered = [case for case in cases if case.answers]
     assert [text for case in answered for text in differences(case)] == []

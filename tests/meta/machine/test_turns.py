@@ -99,7 +99,7 @@ def test_few_launch_at_the_same_time_and_one_that_takes_long_makes_way(
     monkeypatch.setenv(LAUNCHERS, "2")
     turns = Turns()
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw3")
-    with turns.launching(), turns.launching():  # nobody waits for himself
+    with turns.launching(), turns.launching():  # no process waits for itself
         monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw4")
         beside = Other("launching")
         beside.enters()
