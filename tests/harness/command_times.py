@@ -26,7 +26,7 @@ from verify.evidence import new_run_id
 from verify.evidence.strict_json import loads
 from verify.machine.places import state_directory
 
-_POLL = 0.02  # seconds
+_POLL = 0.02  # seconds, and more where the command has run for long: it reads the whole evidence
 _PATIENCE = 3.0  # seconds for a command that is told to end
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 LOADED, BEGUN, JUDGED = "kernels loaded", "first case begun", "first verdict"
@@ -114,7 +114,7 @@ def measure(arguments: list[str], folder: Path) -> tuple[dict[str, tuple[float, 
         with interruptible():
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 watch.look()
-                time.sleep(_POLL)
+                time.sleep(max(_POLL, (time.monotonic() - watch.begun) / 200))
     except KeyboardInterrupt:  # what there is until now is shown
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.cell import device_waits, stopwatch, telling, ways
+from verify.cell import device_waits, stopwatch, ways
 from verify.cell.building import compile_build
 from verify.cell.concurrent import Streams, run_concurrently
 from verify.cell.device_memory import DeviceMemory, exhausted
@@ -100,7 +100,6 @@ class KernelProcess:
         match message["op"]:
             case "load":
                 loaded = load(Path(message["path"]), message["package_root"])
-                telling.watch()
                 names = {each.name: each for each in (*loaded.variants, *loaded.twins)}
                 self.variants.update(names)
                 extra = {"undeclared": loaded.undeclared, "interpreted": loaded.interpreted}

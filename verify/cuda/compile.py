@@ -30,6 +30,7 @@ from filelock import FileLock
 from verify.bundle import ROOT
 from verify.cuda import toolkit
 from verify.cuda.includes import included
+from verify.machine.telling import telling
 from verify.variant import Binary, Build, Resources, arch_of
 
 HEADERS = ROOT / "kernels" / "cuda"
@@ -99,7 +100,8 @@ def compile_source(source: Source, arch: str) -> Binary:
     if binary is not None:
         return binary
     entry.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(entry.with_suffix(".lock")):
+    # The holder of the lock can be another process that compiles the same kernel.
+    with telling(), FileLock(entry.with_suffix(".lock")):
         binary = _read(entry)  # another worker can have been first
         if binary is None:
             binary = _compile(source, arch)

@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 NAME = "verify-builds"
 """The name (/proc/PID/task/TID/comm) of a thread while it compiles; at most 15 bytes."""
@@ -33,31 +31,6 @@ def telling() -> Iterator[None]:
         yield
     finally:
         _LIBC.prctl(_PR_SET_NAME, name, 0, 0, 0)
-
-
-def watch() -> None:
-    """Tell of what NVRTC compiles from now on.  Call it when kernel files are loaded: it changes
-    the compiler that they have imported, which serves them alone and which their source hash
-    covers."""
-    cuda: Any = sys.modules.get("verify.cuda.compile")
-    if cuda is None or hasattr(cuda.FileLock, "tells"):
-        return
-    compile_: Callable[..., object] = cuda._compile
-
-    def told(*source: object) -> object:
-        with telling():
-            return compile_(*source)
-
-    class Lock(cuda.FileLock):  # type: ignore[misc]
-        """Another process can hold it for as long as it compiles the same kernel."""
-
-        tells = True
-
-        def acquire(self, *args: object, **options: object) -> object:
-            with telling():
-                return super().acquire(*args, **options)
-
-    cuda._compile, cuda.FileLock = told, Lock
 
 
 def told_by(pid: int) -> bool:
