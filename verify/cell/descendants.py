@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from verify.machine.telling import told_by
+from verify.cuda.telling import told_by
 
 _PR_SET_CHILD_SUBREAPER = 36
 # Rounds, and seconds between them, of killing: orphans can start processes while others are killed.
@@ -85,7 +85,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def compiling(pid: int) -> bool:
-    """Whether a compiler runs in that process (`verify.machine.telling`) or somewhere below it."""
+    """Whether a compiler runs in that process (`verify.cuda.telling`) or somewhere below it."""
     below = descendants(pid)
     return any(map(told_by, (pid, *below))) or any(map(_compiles, below))
 

@@ -30,7 +30,7 @@ from filelock import FileLock
 from verify.bundle import ROOT
 from verify.cuda import toolkit
 from verify.cuda.includes import included
-from verify.machine.telling import telling
+from verify.cuda.telling import telling
 from verify.variant import Binary, Build, Resources, arch_of
 
 HEADERS = ROOT / "kernels" / "cuda"

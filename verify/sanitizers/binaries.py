@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verify.machine.telling import telling
+from verify.cuda.telling import telling
 from verify.sanitizers import ledger
 from verify.sanitizers.tool import CONSAN, FPSAN
 

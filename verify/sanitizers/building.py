@@ -1,14 +1,14 @@
 """Building: a program under a tool tells when Triton compiles, so that its deadline does not run.
 
 Under a tool Triton's own passes take long before ptxas, whose process shows that it compiles.
-NVRTC's builds tell everywhere (`verify.machine.telling`).
+NVRTC's builds tell everywhere (`verify.cuda.telling`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from verify.machine.telling import telling
+from verify.cuda.telling import telling
 
 
 def watch_triton() -> None:

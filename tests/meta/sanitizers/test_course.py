@@ -22,8 +22,8 @@ from tests.harness.fake_sanitizer import fake_tool
 from verify.cell import under_tool
 from verify.cell.discovery import roster
 from verify.cell.process import PLAIN_CPU, ROOT
+from verify.cuda.telling import told_by
 from verify.evidence import Recorder, load
-from verify.machine.telling import told_by
 from verify.problem import Problem
 from verify.problem.case import Case
 from verify.sanitizers import building, course, exports, page, session
@@ -54,7 +54,7 @@ def hangs(args, out, lse, workspace):
 def builds(args, out, lse, workspace):
     fill(args, out, lse, workspace)
     libc = ctypes.CDLL(None)
-    libc.prctl(15, b"verify-builds", 0, 0, 0)  # PR_SET_NAME, as verify.machine.telling does
+    libc.prctl(15, b"verify-builds", 0, 0, 0)  # PR_SET_NAME, as verify.cuda.telling does
     time.sleep(2.5)
     libc.prctl(15, b"kernel", 0, 0, 0)
 
