@@ -41,6 +41,7 @@ from verify.campaign import builds, halt  # noqa: E402 - after the mask
 from verify.campaign.conclusion import campaign_fails, write_report  # noqa: E402
 from verify.campaign.gpus.placement import place_workers  # noqa: E402
 from verify.campaign.gpus.watch import choose_gpus, watch_gpus, wrong_gpus  # noqa: E402
+from verify.campaign.interruption import MARKER  # noqa: E402
 from verify.campaign.judge import Judge  # noqa: E402
 from verify.campaign.run import (  # noqa: E402
     BusyError,
@@ -163,6 +164,7 @@ def pytest_configure(config: pytest.Config) -> None:
     run.fork_server = ForkServer(environment())  # its process starts at the first request
     marker = run.directory.absolute() / "failed" if config.getoption("maxfail") == 1 else None
     halt.stop_at_first_failure(marker)
+    halt.stop_at_interruption(run.directory.absolute() / MARKER)
     if hasattr(config, "workerinput"):
         begin_with(config.workerinput["verify_xfails"])
     else:
@@ -247,6 +249,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if idle:
         config.hook.pytest_deselected(items=idle)
         items[:] = [item for item in items if item not in idle]
+    if halt.limited():  # verify.campaign.chosen orders them
+        return
     # A campaign that stops at its first failure comes to it sooner by its quick tests.
     seconds = _no_seconds if config.getoption("maxfail") == 1 else _seconds
     workers = getattr(config, "workerinput", {}).get("workercount", 1)

@@ -1,7 +1,8 @@
 """Halt: decides whether a campaign begins another case.
 
-It does not if its time is over, if a case has failed and --exitfirst was given, or if a GPU is
-quarantined.  Every process of a campaign asks before each case.  Imports nothing heavy.
+It does not if its time is over, if the user has ended it, if a case has failed and --exitfirst was
+given, or if a GPU is quarantined.  Every process of a campaign asks before each case.  Imports
+nothing heavy.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ UNTIL = "VERIFY_UNTIL"
 
 _marker: Path | None = None
 _quarantine: Path | None = None
+_interruption: Path | None = None
 
 
 def stop_at_first_failure(marker: Path | None) -> None:
@@ -32,6 +34,12 @@ def stop_at_quarantine(marker: Path | None) -> None:
     _quarantine = marker
 
 
+def stop_at_interruption(marker: Path | None) -> None:
+    """Make this process stop once `marker` is a file: the user has ended the campaign."""
+    global _interruption
+    _interruption = marker
+
+
 def armed() -> bool:
     """Whether this campaign ends at its first failure."""
     return _marker is not None
@@ -44,13 +52,20 @@ def failed() -> None:
 
 
 def stopped() -> str:
-    """Why this campaign ends early: a case has failed in one that ends at its first failure, or a
-    GPU is quarantined; "" if it goes on."""
+    """Why this campaign ends early: the user has ended it, a case has failed in one that ends at
+    its first failure, or a GPU is quarantined; "" if it goes on."""
+    if _interruption is not None and _interruption.exists():
+        return "interrupted"
     if _marker is not None and _marker.exists():
         return "stopping at the first failure"
     if _quarantine is not None and _quarantine.exists():
         return "a GPU is quarantined"
     return ""
+
+
+def limited() -> bool:
+    """Whether the campaign has a deadline."""
+    return UNTIL in os.environ
 
 
 def out_of_time() -> bool:

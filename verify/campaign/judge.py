@@ -118,8 +118,9 @@ class Judge:
         record."""
         fresh = [p for p in problems if not self._standing(_case(target, p), target)]
         trials = prepare([self._trial(target, problem) for problem in fresh])
-        for trial in trials:
-            self.recorder.begin(_case(target, trial.problem).id, phase, target.declaration.ref)
+        for ahead, trial in enumerate(trials):
+            case = _case(target, trial.problem).id
+            self.recorder.begin(case, phase, target.declaration.ref, ahead)
         launch(each for trial in trials for each in _launches(target, trial))
         prepare_gradients(trials)
         return trials

@@ -4,53 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import hypothesis
 import torch
 from filelock import FileLock, Timeout
 
-from verify.bundle import published
-from verify.campaign import first_look
+from verify.campaign import first_look, opening
 from verify.campaign.admission import unanswerable
-from verify.campaign.builds import Builder, arches, environment_for, left_out
+from verify.campaign.builds import Builder, environment_for
 from verify.campaign.gpus.state import recorder_name
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target, excludes_here, targets_of
-from verify.cell import confinement, plain_gradients
-from verify.cell.discovery import Roster, Unloadable, environment, roster
+from verify.cell.discovery import Roster, environment, roster
 from verify.cell.process import ForkServer
 from verify.evidence import (
-    Drawn,
     Evidence,
-    Finding,
-    NotRun,
     Recorder,
-    RunInfo,
-    VariantEntry,
-    Verdict,
     load,
     new_run_id,
 )
-from verify.evidence.judge_version import judge_hash
-from verify.evidence.known_failures import Xfails, at_start, digest, xfails_for
+from verify.evidence.known_failures import Xfails, xfails_for
 from verify.machine import device
 from verify.machine.places import state_directory
-from verify.oracles import groups, used_files
-from verify.problem import kind_files
+from verify.oracles import groups
 from verify.problem.case import Case, CaseError
-from verify.statistics.verdicts import GROUP
-from verify.tolerance import MODEL
 from verify.variant import Declaration
 
 _ROSTER, _LOST = "roster.json", "lost.txt"
 FAILURES = "known-failures.txt"  # in the state directory: cases that the next run asks first
-_WITNESS = "(witness)"  # in place of a dtype, in the record of a stored case that is dropped
 
 
 def default_profile() -> str:
@@ -139,7 +123,7 @@ class CampaignRun:
                 f" {', '.join(judged_on.values())}; this is {here['name']}: begin another run, with"
                 " another id"
             )
-        now = _outside_files()
+        now = opening.outside_files()
         for name, option in (("oracles", "--oracle"), ("kinds", "--with")):
             if evidence.runs and evidence.runs[-1].versions.get(name) != now.get(name):
                 raise ContinuedError(
@@ -163,7 +147,8 @@ class CampaignRun:
         _record(self, discovered)
         _record_uncounted(self, evidence)
         path.write_text(discovered.dumps(), encoding="utf-8")
-        lost = "".join(f"{begin.case}\n" for begin in evidence.lost)
+        unjudged = (*evidence.lost, *evidence.interrupted)
+        lost = "".join(f"{begin.case}\n" for begin in unjudged)
         (self.directory / _LOST).write_text(lost, encoding="utf-8")
 
     @cached_property
@@ -228,8 +213,8 @@ class CampaignRun:
         """The cases to run first, of variants that can run here; each as (target, case id, reason
         why it cannot be asked today, or None).
 
-        They are declared witnesses, witnesses of known defects, cases that failed before, and lost
-        cases.
+        They are declared witnesses, witnesses of known defects, cases that failed before, and those
+        that were lost or interrupted.
         """
         ids = [id_ for declaration in here for id_ in declaration.witness]
         ids += [entry.witness for entry in self.xfails.entries]
@@ -271,134 +256,24 @@ def open_run(
 
 def _record(run: CampaignRun, discovered: Roster) -> None:
     """Record the run, its variants, those that cannot run, and why."""
+    declarations = discovered.declarations
+    here = [each for each in declarations if excludes_here(each) is None]
+    unusable = bool(run.files) and discovered.unusable is not None
     with Recorder(run.directory, "campaign") as recorder:
-        recorder.write(
-            RunInfo(
-                run=run.directory.name,
-                started=datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
-                profile=run.profile,
-                device=device.fingerprint(),
-                versions={
-                    "torch": torch.__version__,
-                    "hypothesis": hypothesis.__version__,
-                    "judge": judge_hash(),
-                    "bounds": MODEL,
-                    "cells": confinement.state(),
-                    "xfails": digest(at_start()),
-                    **_outside_files(),
-                },
-            )
-        )
-        here = []
-        compiled_for = arches(run.profile, discovered.declarations, first_look=run.is_first_look)
-        for declaration in discovered.declarations:
-            recorder.write(_entry(declaration))
-            reason = excludes_here(declaration)
-            if reason is None:
-                here.append(declaration)
-            else:
-                recorder.write(NotRun(variant=declaration.ref, reason=reason))
-            if declaration.compiles:
-                chosen = compiled_for[declaration.ref]
-                reason = declaration.uncompilable or left_out(run.profile, chosen)
-                if reason:
-                    recorder.write(NotRun(variant=declaration.ref, dtype="(builds)", reason=reason))
-        for left in first_look.left_out(here) if run.is_first_look else ():
-            recorder.write(left)
-        for ref, dtype, reason in plain_gradients.unjudged(here):
-            recorder.write(NotRun(variant=ref, dtype=dtype, reason=reason))
-        for target, id_, why in run.stored_cases(here):
-            if why is not None:
-                reason = f"a case on record is dropped, {why}: {id_}"
-                recorder.write(
-                    NotRun(variant=target.declaration.ref, dtype=_WITNESS, reason=reason)
-                )
-        for failure in () if run.files and discovered.unusable else discovered.failures:
-            for record in _unloadable(failure):
-                recorder.write(record)
-        for file in discovered.unmet:
-            recorder.write(_unknown(file))
-            recorder.write(NotRun(variant=file.ref, reason=file.message))
-
-
-def _outside_files() -> dict[str, str]:
-    """Names and hashes of the files outside the package with oracles and kinds, where there are
-    any."""
-    used = {"oracles": used_files(), "kinds": kind_files.used_files()}
-    return {
-        name: ", ".join(f"{path.name} {digest(path.read_text(encoding='utf-8'))}" for path in files)
-        for name, files in used.items()
-        if files
-    }
+        for record in (
+            opening.run_info(run.directory.name, run.profile),
+            *opening.variants(declarations),
+            *opening.builds_left_out(declarations, run.profile, first_look=run.is_first_look),
+            *(first_look.left_out(here) if run.is_first_look else ()),
+            *opening.gradients_left_out(here),
+            *opening.dropped(run.stored_cases(here)),
+            *opening.other_files(discovered, failing=not unusable),
+        ):
+            recorder.write(record)
 
 
 def _record_uncounted(run: CampaignRun, evidence: Evidence) -> None:
     """Record how many problems were drawn by processes that ended before they could record it."""
-    judged = {
-        (v.variant, v.dtype, v.group, v.case) for v in evidence.verdicts if v.phase == "generate"
-    }
-    uncounted = Counter((variant, dtype, group) for variant, dtype, group, _ in judged)
-    uncounted.subtract({(d.variant, d.dtype, d.group): d.drawn for d in evidence.drawn})
     with Recorder(run.directory, "campaign") as recorder:
-        for (variant, dtype, group), drawn in sorted(uncounted.items()):
-            if drawn > 0 and group not in ("loading", GROUP):
-                recorder.write(
-                    Drawn(variant=variant, dtype=dtype, group=group, drawn=drawn, refused=0)
-                )
-
-
-def _entry(declaration: Declaration) -> VariantEntry:
-    return VariantEntry(
-        ref=declaration.ref,
-        name=declaration.name,
-        family=declaration.family,
-        path=(
-            declaration.path if declaration.ref != declaration.name else published(declaration.path)
-        ),
-        source_hash=declaration.source_hash,
-        configs=tuple(config.name for config in declaration.configs),
-        further_configs=len(declaration.further_configs),
-        support=asdict(declaration.support),
-        numerics=asdict(declaration.numerics),
-        contract=asdict(declaration.contract),
-        entries=declaration.entries,
-        gradients=None if declaration.gradients is None else asdict(declaration.gradients),
-        unavailable=declaration.unavailable,
-        undeclared=declaration.undeclared,
-    )
-
-
-def _unknown(file: Unloadable) -> VariantEntry:
-    """What stands for the variants of a file that was not loaded."""
-    return VariantEntry(
-        ref=file.ref,
-        name=file.ref,
-        family="unknown",
-        path=file.ref,
-        source_hash="",
-        configs=(),
-        support={},
-        numerics={},
-        contract={},
-    )
-
-
-def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:
-    finding = Finding(
-        oracle="loading",
-        message=f"does not load: {failure.message}",
-        replay=f"python -m verify run {failure.ref}",
-    )
-    verdict = Verdict(
-        case=f"{failure.ref}:-:loading:-",
-        variant=failure.ref,
-        config="-",
-        dtype="-",
-        oracle="loading",
-        group="loading",
-        outcome="fail",
-        phase="generate",
-        problem="-",
-        finding=finding,
-    )
-    return [_unknown(failure), verdict]
+        for drawn in opening.uncounted(evidence):
+            recorder.write(drawn)

@@ -19,11 +19,11 @@ from types import FrameType
 from rich.console import Console
 
 from verify.bundle import ROOT
-from verify.campaign import halt
+from verify.campaign import halt, interruption
 from verify.campaign.gpus.state import quarantined
 from verify.campaign.progress import Progress, shown
 from verify.cell.fork_server import CHILD, environment_of
-from verify.evidence import Evidence, load, new_run_id
+from verify.evidence import Evidence, Reason, load, new_run_id
 from verify.evidence.errors import read as errors_of
 from verify.evidence.explanation import explain
 from verify.evidence.judge_version import judge_changed
@@ -36,6 +36,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # the disk accepts no data
 _PYTEST_USAGE, _PYTEST_NOTHING = 4, 5  # exit codes of pytest
 _POLL = 0.25  # seconds
 _GRACE = 60.0  # seconds beyond a deadline for cases under way and the report
+_LAST_CASES = 3.0  # seconds after SIGINT or SIGTERM for cases under way
 _REAPED = 10.0  # seconds in which a process that was killed is gone
 _REFUSED = re.compile(rf"\w*Error: (\[Errno (?:{'|'.join(map(str, NO_SPACE))})\] [^\n]*)")
 
@@ -50,6 +51,10 @@ class RunnerError(Exception):
 
 class Interrupted(Exception):  # noqa: N818 - it is no error
     """The user ended the campaign by SIGINT (Ctrl-C) or SIGTERM; verdicts so far are on record."""
+
+
+class EndedAtOnce(KeyboardInterrupt):
+    """The user sent a second signal, while cases under way were awaited."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +139,7 @@ def execute(request: RunRequest, console: Console, deadline: float | None = None
     """Run the campaign and return an exit code.
 
     deadline: in seconds of time.monotonic(); no case begins after it.  Raises RunnerError if the
-    campaign cannot run, Interrupted if the user ended it.
+    campaign cannot run, Interrupted if the user ended it, EndedAtOnce if the user asked twice.
     """
     try:
         request.directory.mkdir(parents=True, exist_ok=True)
@@ -143,6 +148,8 @@ def execute(request: RunRequest, console: Console, deadline: float | None = None
     try:
         with interruptible():
             return _execute(request, console, deadline)
+    except EndedAtOnce:
+        raise
     except KeyboardInterrupt:
         raise Interrupted from None
     except OSError as error:
@@ -180,16 +187,36 @@ def _judged(request: RunRequest, console: Console, deadline: float | None) -> tu
             session=True,
             leashed=True,
         )
+        interruption.forget(request.directory)
         process = _session(program)
+        over: Reason | None = "signal"
         try:
-            over = _watch(process, request, console, deadline)
+            over = "time" if _watch(process, request, console, deadline) else None
+        except KeyboardInterrupt:
+            _await_last_cases(process, request, console)
+            raise
         finally:
+            judging = interruption.under_way(request.directory) if over else []
             # The workers are in its process group; none may outlive it.  Cells end with a worker.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = _ended(process)
+            if over:
+                interruption.record(request.directory, judging, over)
         output.seek(0)
         return 0 if over else code, output.read()
+
+
+def _await_last_cases(process: starter.Process, request: RunRequest, console: Console) -> None:
+    """Let no further case begin, and give those under way a moment.  Raises EndedAtOnce at the next
+    signal."""
+    say(console, f"ending: cases under way have {_LAST_CASES:.0f} s; a second Ctrl-C ends at once")
+    try:
+        (request.directory / interruption.MARKER).touch()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_CASES)
+    except KeyboardInterrupt:
+        raise EndedAtOnce from None
 
 
 def _session(program: starter.Program) -> starter.Process:

@@ -9,7 +9,8 @@ import json
 import os
 import re
 import stat
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
@@ -20,7 +21,10 @@ import torch
 from references.quantisation import parse_quantisation
 from references.score_mods import mod_kind_of
 from verify.bundle import ROOT
+from verify.cell import helper_files
+from verify.cell.helper_files import Unloadable
 from verify.cell.process import PLAIN_CPU, PLAIN_CUDA, Cell, Environment, ForkServer, Reply
+from verify.cell.sources import named_from
 from verify.cell.untrusted_text import visible
 from verify.machine.extras import advised, lacked_by
 from verify.problem import Problem
@@ -31,25 +35,6 @@ from verify.variant import Config, Declaration, declaration_from
 from verify.variant.witness import meaning, witnesses
 
 _LARGEST_SOURCE = 64 << 20  # bytes
-_DECLARES = re.compile(r"^VARIANTS?\b", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Unloadable:
-    """A kernel file that does not load, and why.
-
-    message: its first line says what is wrong and where; the others are Python's traceback or the
-    process's output.
-    """
-
-    ref: str
-    path: str
-    message: str
-
-    @property
-    def line(self) -> str:
-        """The file, and why it does not load, in one line."""
-        return f"{self.ref} does not load: {self.message.partition(chr(10))[0]}"
 
 
 @dataclass(frozen=True)
@@ -57,7 +42,8 @@ class Roster:
     """The declarations of kernel files, and the files that do not load.
 
     unmet: files that need a package of an extra that is not installed here, with what to install;
-    they are not run, which is no failure of theirs.
+    they are not run, which is no failure of theirs.  helpers: files that are no kernels
+    (`helper_files`), with the reason.
 
     It is JSON-ready data, so that a campaign's workers need not load the files again.
     """
@@ -65,6 +51,7 @@ class Roster:
     entries: tuple[dict[str, Any], ...]
     failures: tuple[Unloadable, ...]
     unmet: tuple[Unloadable, ...] = ()
+    helpers: tuple[Unloadable, ...] = ()
 
     @property
     def declarations(self) -> tuple[Declaration, ...]:
@@ -103,6 +90,11 @@ class Roster:
             by_package.setdefault(file.message, []).append(file.ref)
         return tuple(f"not run: {', '.join(refs)}: {said}" for said, refs in by_package.items())
 
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """One line for each file that is no kernel."""
+        return tuple(f"{file.ref}: {file.message}" for file in self.helpers)
+
     def dumps(self) -> str:
         """As JSON text."""
         return json.dumps(
@@ -110,6 +102,7 @@ class Roster:
                 "entries": self.entries,
                 "failures": [vars(failure) for failure in self.failures],
                 "unmet": [vars(file) for file in self.unmet],
+                "helpers": [vars(file) for file in self.helpers],
             }
         )
 
@@ -121,13 +114,16 @@ class Roster:
             tuple(data["entries"]),
             tuple(Unloadable(**failure) for failure in data["failures"]),
             tuple(Unloadable(**file) for file in data.get("unmet", ())),
+            tuple(Unloadable(**file) for file in data.get("helpers", ())),
         )
 
 
 def collection() -> list[Path]:
     """The kernel files of the collection: every module under kernels/ that declares a variant."""
     files = sorted((ROOT / "kernels").rglob("*.py"))
-    return [path for path in files if _DECLARES.search(path.read_text(encoding="utf-8"))]
+    return [
+        path for path in files if helper_files.DECLARES.search(path.read_text(encoding="utf-8"))
+    ]
 
 
 def environment() -> Environment:
@@ -142,45 +138,71 @@ def roster(files: list[Path] | None = None, shared: ForkServer | None = None) ->
     shared: the fork server to use, which stays open; by default a new one.
     """
     fork_server = ForkServer(environment()) if shared is None else shared
-    entries: list[dict[str, Any]] = []
-    failures: list[Unloadable] = []
-    unmet: list[Unloadable] = []
+    listing = _Listing()
     try:
         for path in collection() if files is None else files:
-            if visible(str(path.resolve())) != str(path.resolve()):
-                shown = visible(str(path))
-                failures.append(
-                    Unloadable(
-                        shown, shown, "its path has characters that cannot be shown: rename it"
-                    )
-                )
-                continue
-            cell = Cell(fork_server)
-            reply = cell.load(str(path.resolve()))
-            cell.close()
-            inside = path.resolve().is_relative_to(ROOT / "kernels")
-            shown = str(path) if not inside else path.resolve().relative_to(ROOT).as_posix()
-            needs = None if reply.ok else lacked_by(reply.message)
-            if needs is not None:
-                unmet.append(Unloadable(shown, str(path.resolve()), needs))
-                continue
-            if not reply.ok:
-                failures.append(Unloadable(shown, str(path.resolve()), _why(reply)))
-                continue
-            try:
-                entries += _entries(reply.data, path, inside)
-            except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-                failures.append(
-                    Unloadable(
-                        shown,
-                        str(path.resolve()),
-                        f"its declaration: {type(error).__name__}: {error}",
-                    )
-                )
+            listing.add(path, fork_server)
     finally:
         if shared is None:
             fork_server.close()
-    return Roster(tuple(entries), tuple(failures), tuple(unmet))
+    return listing.roster()
+
+
+@dataclass
+class _Listing:
+    """A roster in the making.
+
+    undeclared: those of `failures` that declare nothing.  needed: the paths that each other file
+    imports, by its ref.
+    """
+
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[Unloadable] = field(default_factory=list)
+    unmet: list[Unloadable] = field(default_factory=list)
+    undeclared: list[Unloadable] = field(default_factory=list)
+    needed: dict[str, Collection[str]] = field(default_factory=dict)
+
+    def roster(self) -> Roster:
+        """The roster of the files that were added."""
+        why = helper_files.reasons(self.undeclared, self.needed)
+        helpers = [
+            replace(each, message=why[each.ref]) for each in self.undeclared if each.ref in why
+        ]
+        failures = [each for each in self.failures if each.ref not in why]
+        return Roster(tuple(self.entries), tuple(failures), tuple(self.unmet), tuple(helpers))
+
+    def add(self, path: Path, fork_server: ForkServer) -> None:
+        """Load a file."""
+        real = path.resolve()
+        if visible(str(real)) != str(real):
+            shown = visible(str(path))
+            reason = "its path has characters that cannot be shown: rename it"
+            self.failures.append(Unloadable(shown, shown, reason))
+            return
+        cell = Cell(fork_server)
+        reply = cell.load(str(real))
+        cell.close()
+        inside = real.is_relative_to(ROOT / "kernels")
+        shown = real.relative_to(ROOT).as_posix() if inside else str(path)
+        if reply.ok:
+            self._add_loaded(reply, path, shown)
+            return
+        needs = lacked_by(reply.message)
+        failure = Unloadable(shown, str(real), needs or _why(reply))
+        (self.failures if needs is None else self.unmet).append(failure)
+        if needs is None and helper_files.declares_nothing(reply, real):
+            self.undeclared.append(failure)
+        else:
+            self.needed[shown] = set(map(str, named_from(real, _read)))
+
+    def _add_loaded(self, reply: Reply, path: Path, shown: str) -> None:
+        real = path.resolve()
+        try:
+            self.entries += _entries(reply.data, path, real.is_relative_to(ROOT / "kernels"))
+            self.needed[shown] = set(map(str, reply.data["sources"]))
+        except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+            reason = f"its declaration: {type(error).__name__}: {error}"
+            self.failures.append(Unloadable(shown, str(real), reason))
 
 
 def _why(reply: Reply) -> str:

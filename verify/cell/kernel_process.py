@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from verify.cell import device_waits, stopwatch, ways
+from verify.cell.breach import Breach, Undeclared
 from verify.cell.building import compile_build
 from verify.cell.concurrent import Streams, run_concurrently
 from verify.cell.device_memory import DeviceMemory, exhausted
 from verify.cell.launching import arguments_of, buffers_of, launch, running
 from verify.cell.layout_twins import LAYOUTS, twin
-from verify.cell.loading import Breach, line_of, load
+from verify.cell.loading import line_of, load
 from verify.cell.preloading import preload
 from verify.cell.protocol import Closed, receive, send
 from verify.cell.ways import SharedInputs
@@ -70,6 +71,7 @@ class KernelProcess:
                     }
                 except Breach as breach:
                     reply = {"status": "breach", "message": str(breach)}
+                    reply |= {"undeclared": isinstance(breach, Undeclared)}
                 except (Exception, SystemExit, KeyboardInterrupt) as error:
                     reply = self._without_memory(error) or {
                         "status": "raised",

@@ -12,7 +12,7 @@ from torch import Tensor
 from references.masks import parse_mask
 from references.score_mods import parse_score_mod
 from verify.cell.arena import Slot, slots_from, torch_dtype
-from verify.cell.loading import Breach
+from verify.cell.breach import Breach
 from verify.variant import (
     AttentionArgs,
     Config,

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
-import re
 import sys
 import traceback
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from verify.bundle import PACKAGE, ROOT, use_collection
+from verify.bundle import use_collection
 from verify.cell import plain_functions as plain
 from verify.cell.breach import Breach
-from verify.cuda.includes import included
+from verify.cell.sources import modules_for, sources_of
 from verify.variant import DeclarationError, Variant
-
-__all__ = ["Breach", "Loaded", "line_of", "load", "sources_of"]
-
-_COMPILER = PACKAGE / "cuda"
-_HELPERS = ROOT / "kernels" / "cuda"
-_CUDA_SOURCE = re.compile(rb"""["']([\w./-]+\.cu)["']""")
 
 
 @dataclass(frozen=True)
@@ -57,7 +47,7 @@ def load(path: Path, package_root: str) -> Loaded:
     except DeclarationError as error:  # its message is complete; a traceback would hide it
         raise Breach(f"{path.name}: {error}") from None
     real = path.resolve()  # a link's variants are called by the link's name
-    modules = _modules(real.parent, _COMPILER, _HELPERS, _HELPERS.parent)
+    modules = modules_for(real)
     sources = sources_of(set(modules), real)
     local = (other for file, other in modules.items() if file.parent == real.parent)
     interpreted = any(
@@ -88,25 +78,6 @@ def line_of(error: BaseException, path: str) -> str:
     return f" ({Path(path).name}, line {lines[-1]})" if lines else ""
 
 
-def _modules(*folders: Path) -> dict[Path, ModuleType]:
-    """The loaded modules of these folders, by their files, without symbolic links.
-
-    There are thousands of modules, in few folders: each folder is resolved once.
-    """
-    wanted, real, found = set(map(str, folders)), cache(os.path.realpath), {}
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        # torch's pseudo-modules have a __file__ such as "_ops.py", which is not a path.
-        if not file or not os.path.isabs(file):
-            continue
-        if os.path.islink(file):
-            file = os.path.realpath(file)
-        folder, name = os.path.split(file)
-        if real(folder) in wanted:
-            found[Path(real(folder), name)] = module
-    return found
-
-
 def _is_interpreted(value: object) -> bool:
     """Whether a value is an interpreted kernel, possibly inside wrappers (Autotuner, Heuristics),
     whose attribute `fn` holds the inner one."""
@@ -117,26 +88,6 @@ def _is_interpreted(value: object) -> bool:
             return False
         value = getattr(value, "fn", None)
     return False
-
-
-def sources_of(imported: set[Path], path: Path) -> tuple[str, ...]:
-    """The files that a kernel's source hash covers.
-
-    They are the imported files of the kernel's folder and of kernels/, and the CUDA sources of the
-    same name, or that those of its folder name in quotes, with what they include of the kernel's
-    folder and of kernels/cuda.  For a kernel that imports the CUDA compiler (`verify.cuda`), add
-    the compiler and the imported files of kernels/cuda.
-    """
-    # A module can name anything as its file: a pipe would never end.
-    beside = {file for file in imported | {path} if file.parent == path.parent and file.is_file()}
-    found = {file for file in imported if file.parent in (path.parent, _HELPERS.parent)}
-    if _COMPILER / "compile.py" in imported:
-        found |= {file for file in imported if file.parent in (_COMPILER, _HELPERS)}
-    named = {name.decode() for file in beside for name in _CUDA_SOURCE.findall(file.read_bytes())}
-    for unit in (path.with_suffix(".cu"), *(path.parent / name for name in named)):
-        if unit.is_file():
-            found |= {text.path for text in included(unit, (path.parent, _HELPERS))}
-    return tuple(sorted(map(str, found)))
 
 
 def _import(path: Path, root: Path) -> Any:

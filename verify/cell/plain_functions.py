@@ -18,7 +18,7 @@ from torch import Tensor
 from references.masks import mask_words
 from verify.adapters import adapter_named, signature
 from verify.cell import plain_gradients
-from verify.cell.breach import Breach
+from verify.cell.breach import Breach, Undeclared
 from verify.cell.layout_twins import LAYOUTS, twin
 from verify.cell.plain_callables import as_function, is_callable
 from verify.cell.plain_signature import Signature, how_to_call, packs
@@ -132,7 +132,7 @@ def find(module: Any, path: Path) -> Callable[..., Any]:
     if len(candidates) == 1:
         return candidates[0]
     nearly = "" if candidates else _nearly(list(functions.values()))
-    raise Breach(
+    raise Undeclared(
         f"{path.name} declares no VARIANT and has {'no' if not candidates else 'more than one'}"
         f" function of (q, k, v){nearly}: declare one, or name the function"
         f" {' or '.join(_NAMES[:2])}"

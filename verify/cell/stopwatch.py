@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from verify.cell.arena import torch_dtype
+from verify.cell.breach import Breach
 from verify.cell.launching import arguments_of, bound, buffers_of
-from verify.cell.loading import Breach
 from verify.problem.storage import parse_storage
 from verify.variant import Variant, Workspace
 

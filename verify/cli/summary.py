@@ -28,7 +28,7 @@ from verify.campaign.runner import (
 )
 from verify.cli.files import Files
 from verify.cli.options import console
-from verify.evidence import Evidence, Verdict
+from verify.evidence import NO_KERNEL, Evidence, Verdict
 from verify.evidence.errors import JudgeError
 from verify.evidence.errors import read as errors_of
 from verify.evidence.explanation import explain, smallest
@@ -280,9 +280,11 @@ def report_of(folder: Path, run_id: str) -> Report | None:
 
 def _shortfalls(report: Report) -> dict[tuple[str, str], str]:
     """(variant, dtype) -> the report's reasons, for those that were judged incompletely."""
+    from verify.report.unjudged import is_reason
+
     shortfalls = {}
     for variant in report["variants"]:
-        lost = [reason for reason in variant["reasons"] if "never judged" in reason]
+        lost = [reason for reason in variant["reasons"] if is_reason(reason)]
         for dtype in variant["dtypes"]:
             if variant["cases"] and (dtype["status"] == "grey" or dtype["bins_missing"] or lost):
                 shortfalls[variant["ref"], dtype["dtype"]] = "; ".join([*dtype["reasons"], *lost])
@@ -311,8 +313,9 @@ def _show(outcome: Outcome, report: Report | None = None) -> list[Line]:
         )
     for entry in outcome.evidence.not_run:
         if entry.dtype:
+            word = "" if entry.dtype == NO_KERNEL else "not run: "
             console.print(
-                f"not run: {entry.variant}: {entry.reason}",
+                f"{word}{entry.variant}: {entry.reason}",
                 style="dim",
                 markup=False,
                 highlight=False,

@@ -57,7 +57,7 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
     console.print(table)
     for failure in listed.failures:
         say(console, f"{failure.ref} does not load: {failure.message}")
-    for line in listed.needs:
+    for line in (*listed.needs, *listed.beside):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return FAILED if listed.failures else CLEAN
 

@@ -26,6 +26,7 @@ from verify.evidence.records import (
     Drawn,
     EvidenceError,
     Finding,
+    Interruption,
     NotRun,
     Record,
     RunInfo,
@@ -43,10 +44,12 @@ class Evidence:
 
     verdicts: one per (case, oracle), sorted by it: the last one written, except that a failure is
     never replaced by a pass. unstable: (case, oracle) that both passed and failed.  lost: begun,
-    never judged.  torn: "file:line" of lines cut short. builds: one per (variant, arch, build), the
-    last one recorded.  changed: refs recorded with more than one source hash by one run, or by runs
-    that began together, whose verdicts therefore do not belong together.  left_out: what runs
-    recorded of sources that a later run knew another version of; it is in no other field.
+    never judged, and nothing ended the run meanwhile.  interrupted: begun last in a run that was
+    ended then, and never judged.  torn: "file:line" of lines cut short. builds: one per (variant,
+    arch, build), the last one recorded.  changed: refs recorded with more than one source hash by
+    one run, or by runs that began together, whose verdicts therefore do not belong together.
+    left_out: what runs recorded of sources that a later run knew another version of; it is in no
+    other field.
     """
 
     runs: tuple[RunInfo, ...] = ()
@@ -54,6 +57,7 @@ class Evidence:
     verdicts: tuple[Verdict, ...] = ()
     unstable: tuple[tuple[str, str], ...] = ()
     lost: tuple[Begin, ...] = ()
+    interrupted: tuple[Begin, ...] = ()
     drawn: tuple[Drawn, ...] = ()
     not_run: tuple[NotRun, ...] = ()
     builds: tuple[Built, ...] = ()
@@ -154,6 +158,7 @@ def _joined(parts: Sequence[RunRecords]) -> Evidence:
     left_out = keep_newest_sources(parts)
     verdicts, unstable = _join(v for part in parts for v in part.verdicts)
     variants = [entry for part in parts for entry in part.variants]
+    lost, interrupted = _unjudged(parts, {v.case for v in verdicts})
     hashes: dict[str, set[str]] = defaultdict(set)
     for entry in variants:
         hashes[entry.ref].add(entry.source_hash)
@@ -164,7 +169,8 @@ def _joined(parts: Sequence[RunRecords]) -> Evidence:
         variants=_last(variants, lambda r: (r.ref,)),
         verdicts=verdicts,
         unstable=unstable,
-        lost=_lost([b for part in parts for b in part.begins], {v.case for v in verdicts}),
+        lost=lost,
+        interrupted=interrupted,
         drawn=_sum_drawn(d for part in parts for d in part.drawn),
         not_run=_last(
             (n for part in parts for n in part.not_run), lambda r: (r.variant, r.dtype, r.reason)
@@ -187,6 +193,7 @@ def _folder(path: Path, shared: dict[Any, Any], named: bool) -> RunRecords:
         RunInfo: found.runs,
         VariantEntry: found.variants,
         Begin: found.begins,
+        Interruption: found.interruptions,
         Verdict: found.verdicts,
         Drawn: found.drawn,
         NotRun: found.not_run,
@@ -312,13 +319,22 @@ def _join(verdicts: Iterable[Verdict]) -> tuple[tuple[Verdict, ...], tuple[tuple
     return tuple(joined), tuple(unstable)
 
 
-def _lost(begins: list[Begin], judged: set[str]) -> tuple[Begin, ...]:
-    last = {
-        begin.case: begin
-        for begin in sorted(begins, key=lambda b: b.time)
-        if begin.case not in judged
-    }
-    return tuple(last[case] for case in sorted(last))
+def _unjudged(
+    parts: Sequence[RunRecords], judged: set[str]
+) -> tuple[tuple[Begin, ...], tuple[Begin, ...]]:
+    """The last begins of cases that were never judged: of lost ones, and of those that were
+    interrupted after it."""
+    begins = sorted((b for part in parts for b in part.begins), key=lambda b: b.time)
+    last = {begin.case: begin for begin in begins if begin.case not in judged}
+    ended: dict[str, float] = {}
+    for each in (i for part in parts for i in part.interruptions):
+        ended[each.case] = max(each.time, ended.get(each.case, 0.0))
+    lost: list[Begin] = []
+    interrupted: list[Begin] = []
+    for case in sorted(last):
+        later = ended.get(case, 0.0) >= last[case].time
+        (interrupted if later else lost).append(last[case])
+    return tuple(lost), tuple(interrupted)
 
 
 def _sum_drawn(records: Iterable[Drawn]) -> tuple[Drawn, ...]:

@@ -12,6 +12,10 @@ SCHEMA_VERSION: Final = 1
 Outcome = Literal["pass", "fail", "inapplicable"]
 INAPPLICABLE = "inapplicable"
 """The name under which `Verdict.observed` holds the reason why an oracle was not asked."""
+NO_KERNEL = "(no kernel)"
+"""The dtype of a `NotRun` about a given file that is no kernel, so that nothing of it is to run."""
+Reason = Literal["signal", "time"]
+"""Why a run was ended: by SIGINT or SIGTERM, or since its time was over."""
 Phase = Literal["generate", "shrink", "reuse", "witness"]
 
 # Shrinking walks towards small failing cases, so its verdicts are no sample of anything: they count
@@ -62,13 +66,28 @@ class VariantEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Begin:
-    """Written before a launch: a begin that no verdict follows is a case that took its judge with
-    it."""
+    """Written before a launch: a begin that neither a verdict nor an `Interruption` follows is a
+    case that took its judge with it.
+
+    ahead: how many cases the same process has begun just before, to launch them together; it
+    judges them in this order.
+    """
 
     case: str
     phase: Phase
     time: Number  # seconds since the epoch
     variant: str = ""
+    ahead: Integer = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interruption:
+    """A case that was begun, and whose judge was ended from outside before its verdict."""
+
+    case: str
+    variant: str
+    reason: Reason
+    time: Number = 0.0  # seconds since the epoch; `Recorder.write` fills it in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,11 +196,12 @@ class Built:
     unread: str = ""
 
 
-Record = RunInfo | VariantEntry | Begin | Verdict | Drawn | NotRun | Built
+Record = RunInfo | VariantEntry | Begin | Interruption | Verdict | Drawn | NotRun | Built
 KINDS: dict[str, type[Record]] = {
     "run": RunInfo,
     "variant": VariantEntry,
     "begin": Begin,
+    "interrupted": Interruption,
     "verdict": Verdict,
     "drawn": Drawn,
     "not_run": NotRun,

@@ -7,7 +7,16 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from verify.evidence.records import Begin, Built, Drawn, NotRun, RunInfo, VariantEntry, Verdict
+from verify.evidence.records import (
+    Begin,
+    Built,
+    Drawn,
+    Interruption,
+    NotRun,
+    RunInfo,
+    VariantEntry,
+    Verdict,
+)
 
 
 @dataclass
@@ -18,6 +27,7 @@ class RunRecords:
     runs: list[RunInfo] = field(default_factory=list)
     variants: list[VariantEntry] = field(default_factory=list)
     begins: list[Begin] = field(default_factory=list)
+    interruptions: list[Interruption] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     drawn: list[Drawn] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
@@ -54,6 +64,7 @@ class RunRecords:
                 yield LeftOut(ref, self.path.name, len(cases), len(failing))
         self.variants = [entry for entry in self.variants if entry.ref not in refs]
         self.begins = [begin for begin in self.begins if _variant(begin) not in refs]
+        self.interruptions = [each for each in self.interruptions if each.variant not in refs]
         self.verdicts = [verdict for verdict in self.verdicts if verdict.variant not in refs]
         self.drawn = [drawn for drawn in self.drawn if drawn.variant not in refs]
         self.not_run = [each for each in self.not_run if each.variant not in refs]

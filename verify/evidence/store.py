@@ -12,6 +12,8 @@ said of one case.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import secrets
@@ -26,6 +28,7 @@ from verify.evidence.records import (
     KINDS,
     Begin,
     EvidenceError,
+    Interruption,
     Phase,
     Record,
     Verdict,
@@ -58,15 +61,17 @@ class Recorder:
         self._fd: int | None = os.open(
             self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
         )
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # see `being_written`
         # a predecessor died in the middle of a line: do not continue it
         if not _ends_with_newline(self.path):
             os.write(self._fd, b"\n")
 
     def write(self, record: Record) -> None:
-        """Append one record, stamping a verdict that has no time."""
+        """Append one record, stamping a verdict or an interruption that has no time."""
         if self._fd is None:
             raise EvidenceError(f"{self.path}: is closed")
-        if isinstance(record, Verdict) and record.time == 0.0:
+        if isinstance(record, Verdict | Interruption) and record.time == 0.0:
             record = replace(record, time=time.time())
         line = strict_json.dumps({"kind": _KIND_OF[type(record)], **strict_json.encode(record)})
         data = line.encode("utf-8", "backslashreplace") + b"\n"
@@ -75,9 +80,11 @@ class Recorder:
             os.write(self._fd, b"\n")
             raise OSError(f"{self.path}: {written} of {len(data)} bytes written; is the disk full?")
 
-    def begin(self, case: str, phase: Phase, variant: str = "") -> None:
-        """Say that `case` is about to be launched; call it before the launch."""
-        self.write(Begin(case=case, phase=phase, time=time.time(), variant=variant))
+    def begin(self, case: str, phase: Phase, variant: str = "", ahead: int = 0) -> None:
+        """Say that `case` is about to be launched; call it before the launch.  ahead: see
+        `Begin`."""
+        begun = Begin(case=case, phase=phase, time=time.time(), variant=variant, ahead=ahead)
+        self.write(begun)
 
     def close(self) -> None:
         if self._fd is not None:
@@ -94,6 +101,19 @@ class Recorder:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def being_written(path: Path) -> bool:
+    """Whether a process that lives has the file open in a `Recorder`.  False where the file system
+    has no locks."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return False
 
 
 def _ends_with_newline(path: Path) -> bool:

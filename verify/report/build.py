@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from verify.brief import counted
-from verify.evidence import INAPPLICABLE, Begin, Evidence, VariantEntry, Verdict
+from verify.evidence import INAPPLICABLE, NO_KERNEL, Evidence, VariantEntry, Verdict
 from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 from verify.evidence.known_failures import Xfails
 from verify.report import (
@@ -25,6 +25,7 @@ from verify.report import (
     ranking,
     resources,
     statistics,
+    unjudged,
 )
 from verify.report.failures import _failing
 from verify.report.merged_runs import several
@@ -86,7 +87,7 @@ def build(
         "cases": sum(variant["cases"] for variant in variants),
         "failures": sum(variant["failures"] for variant in variants),
         "variants": variants,
-        "lost": [{"case": b.case, "phase": b.phase, "variant": b.variant} for b in evidence.lost],
+        "lost": unjudged.cases(evidence.lost),
         "torn": list(evidence.torn),
         "unstable": [{"case": case, "oracle": oracle} for case, oracle in evidence.unstable],
         "not_run": _not_run(evidence),
@@ -98,6 +99,8 @@ def build(
     }
     if len(starts := merged_runs.starts(runs)) > 1:
         report["runs"] = starts
+    if evidence.interrupted:
+        report["interrupted"] = unjudged.cases(evidence.interrupted)
     if evidence.left_out:
         report["left_out"] = merged_runs.left_out(evidence)
     report["status"] = overall(report)
@@ -153,13 +156,13 @@ def _unknown(ref: str) -> VariantEntry:
 
 def _reasons(evidence: Evidence, known: set[str]) -> list[str]:
     """What keeps the whole report, and no single variant, from being green."""
-    reasons = []
-    if lost := [begin for begin in evidence.lost if begin.variant not in known]:
-        reasons.append(f"{counted(len(lost), 'case')} launched but never judged")
+    reasons = unjudged.reasons(evidence, lambda variant: variant not in known)
     if evidence.torn:
         reasons.append(f"{counted(len(evidence.torn), 'line')} of evidence cut short by a kill")
     reasons += [
-        f"{n.variant} not run: {n.reason}" for n in evidence.not_run if n.variant not in known
+        f"{n.variant} not run: {n.reason}"
+        for n in evidence.not_run
+        if n.variant not in known and n.dtype != NO_KERNEL
     ]
     return reasons
 
@@ -213,9 +216,7 @@ def _variant(
         for dtype in [*dict.fromkeys(declared), *sorted(others - set(declared))]
     ]
     reasons = [f"{d['dtype']}: {reason}" for d in dtypes for reason in d["reasons"]]
-    lost: list[Begin] = [begin for begin in evidence.lost if begin.variant == entry.ref]
-    if lost:
-        reasons.append(f"{counted(len(lost), 'case')} launched but never judged")
+    reasons += unjudged.reasons(evidence, lambda variant: variant == entry.ref)
     if not entry.source_hash:
         reasons.append("no declaration on record")
     if entry.unavailable is not None:

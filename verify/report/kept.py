@@ -57,6 +57,8 @@ def with_kept(new: Report, old: Report) -> Report:
     whole["not_run"].sort(key=lambda row: (row["variant"], row["dtype"], row["reason"]))
     if left := [*new.get("left_out", []), *_of(kept, old.get("left_out", []))]:
         whole["left_out"] = sorted(left, key=lambda one: (one["variant"], one["run"]))
+    if ended := [*new.get("interrupted", []), *_of(kept, old.get("interrupted", []))]:
+        whole["interrupted"] = ended
     whole["status"] = overall(whole)
     return whole
 

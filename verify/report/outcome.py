@@ -44,7 +44,8 @@ def incomplete(report: Report) -> list[tuple[str, str]]:
     judged at all.
     """
     listed = {row["variant"] for row in report["not_run"] if not row["dtype"]}
-    lost = {begin["variant"] for begin in report["lost"]}
+    unjudged = [*report["lost"], *report.get("interrupted", [])]
+    lost = {begin["variant"] for begin in unjudged}
     found = [("", reason) for reason in report["reasons"]]
     for variant in report["variants"]:
         grey = variant["status"] == "grey" and (variant["cases"] or variant["ref"] not in listed)

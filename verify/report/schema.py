@@ -285,7 +285,11 @@ class VariantReport(TypedDict):
 
 
 class Lost(TypedDict):
-    """A case that was launched and never judged: its judge died, or the run is not over."""
+    """A case that was launched and never judged: its judge died, or the run is not over.
+
+    Among `interrupted` it is one that was under way when the user, or the end of the time, ended
+    the run.
+    """
 
     case: str
     phase: str
@@ -344,7 +348,7 @@ class Report(TypedDict):
     started: the first of them.  What the runs know differently of device and versions is listed
     alike.  pools, accuracy, power, mutation, pairs, beside: missing in reports of an earlier day.
     runs: in order of time; missing where there is one.  left_out: sorted by variant; missing where
-    nothing was.
+    nothing was.  interrupted: missing where there is none.
     """
 
     schema: Literal[3]
@@ -370,6 +374,7 @@ class Report(TypedDict):
     beside: NotRequired[list[BesideReport]]
     runs: NotRequired[list[Started]]
     left_out: NotRequired[list[LeftOut]]
+    interrupted: NotRequired[list[Lost]]
 
 
 def worst_cases(report: Report) -> list[tuple[VariantReport, WorstCase]]:

@@ -28,9 +28,10 @@ from tests.harness.kernel_files import (
 )
 from verify.cell import extension_locks
 from verify.cell.arena import workspace_limit
+from verify.cell.breach import Breach
 from verify.cell.descendants import children, descendants
 from verify.cell.discovery import roster
-from verify.cell.loading import Breach, load
+from verify.cell.loading import load
 from verify.cell.process import Cell, ForkServer
 from verify.problem import Problem
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from verify.bundle import ROOT
-from verify.cell.loading import load, sources_of
+from verify.cell.loading import load
+from verify.cell.sources import sources_of
 
 HEADERS = {"ptx/split_q": "pipeline.cuh", "cute/flash_forward": "tuple_types.cuh"}
 

@@ -18,7 +18,7 @@ from tests.meta.package.test_guide import called, loaded
 from verify.bundle import ROOT
 from verify.campaign.run import CampaignRun
 from verify.campaign.targets import Target
-from verify.cell.loading import Breach
+from verify.cell.breach import Breach
 from verify.cell.loading import load as load_kernel
 from verify.cell.plain_functions import WEAKEST
 from verify.evidence import Verdict, load

@@ -11,8 +11,8 @@ import torch
 
 from verify.cell import stopwatch
 from verify.cell.arena import plan
+from verify.cell.breach import Breach
 from verify.cell.launching import buffers_of
-from verify.cell.loading import Breach
 from verify.timing.workloads import Workload
 
 

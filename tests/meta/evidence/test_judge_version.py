@@ -9,6 +9,7 @@ from rich.console import Console
 
 from verify import bundle
 from verify.campaign import run, runner
+from verify.cell.discovery import Roster, Unloadable
 from verify.evidence import Evidence, RunInfo, judge_version
 from verify.evidence.judge_version import judge_changed, judge_hash
 
@@ -64,7 +65,7 @@ def test_it_is_exit_3_whatever_was_judged(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.chdir(tmp_path)
     order = runner.RunRequest(run_id="one")
     opened = run.CampaignRun(order.directory, "dev", ())
-    nothing_loads = run.Roster((), (run.Unloadable("k.py", "k.py", "no"),))
+    nothing_loads = Roster((), (Unloadable("k.py", "k.py", "no"),))
     monkeypatch.setattr(run, "roster", lambda files, shared: nothing_loads)
     assert len(opened.roster.failures) == 1, "a verdict: one file does not load"
     console = Console(record=True, width=200)

@@ -15,8 +15,9 @@ from tests.harness.fake_trials import PLAIN, acquitted, convicted, tried
 from tests.harness.problem_tensors import INSIDE, arguments
 from verify.campaign.run import open_run
 from verify.campaign.targets import Target, excludes_group
+from verify.cell.breach import Breach
 from verify.cell.discovery import roster
-from verify.cell.loading import Breach, Loaded, load
+from verify.cell.loading import Loaded, load
 from verify.cell.process import ROOT
 from verify.evidence import load as load_evidence
 from verify.oracles import Oracle, groups

@@ -14,7 +14,7 @@ import pytest
 from tests.harness.fake_campaign import evidence
 from verify import cli
 from verify.bundle import ROOT
-from verify.evidence import Recorder
+from verify.evidence import Interruption, Recorder
 from verify.report import build, dumps
 from verify.report.json_schema import schemas
 
@@ -117,7 +117,8 @@ def test_every_kind_of_record_follows_its_own(tmp_path: Path) -> None:
         for records in (found.runs, found.variants, found.lost, found.verdicts, found.drawn):
             for one in records:
                 recorder.write(one)
-        for other in (*found.not_run, *found.builds):
+        ended = Interruption(case="v:c:accuracy:p", variant="v", reason="time")
+        for other in (*found.not_run, *found.builds, ended):
             recorder.write(other)
     lines = [json.loads(line) for line in (tmp_path / "gw0.jsonl").read_text().splitlines()]
     assert {line["kind"] for line in lines} == {

@@ -19,6 +19,10 @@ def section(report: Report, beside: Beside) -> Section | None:
         (f"launched and never judged ({one['phase']}): ", Span(one["case"], "code"))
         for one in report["lost"]
     ]
+    items += [
+        (f"interrupted ({one['phase']}), since the run was ended: ", Span(one["case"], "code"))
+        for one in report.get("interrupted", [])
+    ]
     items += [("line cut short by a kill: ", Span(place, "code")) for place in report["torn"]]
     if not items:
         return None

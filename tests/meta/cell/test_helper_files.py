@@ -1,0 +1,130 @@
+"""Files beside kernels that are no kernels: a shell's glob names them too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness.commands import verify
+from verify.campaign.run import CampaignRun
+from verify.cell.discovery import Roster, roster
+from verify.cell.process import ForkServer
+from verify.evidence import NO_KERNEL, load
+from verify.report import build
+
+KERNEL = """
+import torch
+from {helper} import scores
+
+
+def attention(q, k, v):
+    return torch.softmax(scores(q, k), -1) @ v
+"""
+HELPER = """
+def scores(q, k):
+    return q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+"""
+
+
+def folder(tmp_path: Path, **texts: str) -> list[Path]:
+    """Files with these texts, in the order of a shell's glob."""
+    for stem, text in texts.items():
+        (tmp_path / f"{stem}.py").write_text(text)
+    return sorted(tmp_path.glob("*.py"))
+
+
+def refs(found: Roster) -> dict[str, str]:
+    return {Path(each.path).name: each.message for each in found.helpers}
+
+
+def failed(found: Roster) -> list[str]:
+    return [Path(each.path).name for each in found.failures]
+
+
+class TestRoster:
+    def test_a_packages_file_and_an_imported_file_are_no_kernels(
+        self, tmp_path: Path, fork_server: ForkServer
+    ) -> None:
+        files = folder(
+            tmp_path,
+            __init__="from .mine import attention\n",
+            mine=KERNEL.format(helper="between"),
+            between="from common import scores\n",
+            common=HELPER,
+        )
+        found = roster(files, fork_server)
+        by = f"no kernel: imported by {tmp_path / 'mine.py'}"
+        assert refs(found) == {
+            "__init__.py": "no kernel: a package's __init__.py",
+            "between.py": by,
+            "common.py": by,
+        }
+        assert (failed(found), len(found.declarations)) == ([], 1)
+        assert Roster.loads(found.dumps()) == found
+
+    def test_a_file_that_no_kernel_needs_does_not_load(
+        self, tmp_path: Path, fork_server: ForkServer
+    ) -> None:
+        alone = "from common import scores\n"
+        files = folder(
+            tmp_path, mine=KERNEL.format(helper="other"), other=HELPER, alone=alone, common=HELPER
+        )
+        found = roster(files, fork_server)
+        assert failed(found) == ["alone.py", "common.py"], "what needs it is no kernel either"
+        assert list(refs(found)) == ["other.py"]
+
+    @pytest.mark.parametrize("stem", ["__init__", "common"])
+    def test_a_file_given_alone_is_meant(
+        self, stem: str, tmp_path: Path, fork_server: ForkServer
+    ) -> None:
+        found = roster(folder(tmp_path, **{stem: HELPER}), fork_server)
+        assert (failed(found), found.helpers) == ([f"{stem}.py"], ())
+        assert "declares no VARIANT" in str(found.unusable)
+
+    def test_kernels_that_do_not_load_need_their_files_too(
+        self, tmp_path: Path, fork_server: ForkServer
+    ) -> None:
+        broken = KERNEL.format(helper="common") + "\nraise RuntimeError\n"
+        lacks = "import cuda.core.never_there\n" + KERNEL.format(helper="tiles")
+        files = folder(tmp_path, broken=broken, common=HELPER, lacks=lacks, tiles=HELPER)
+        found = roster(files, fork_server)
+        assert list(refs(found)) == ["common.py", "tiles.py"]
+
+    def test_an_init_that_declares_or_does_not_parse_is_judged_like_any_file(
+        self, tmp_path: Path, fork_server: ForkServer
+    ) -> None:
+        kernel = KERNEL.format(helper="common")
+        files = folder(tmp_path, mine=kernel, common=HELPER, __init__="def (")
+        assert failed(roster(files, fork_server)) == ["__init__.py"]
+        files = folder(tmp_path, __init__="from .mine import attention\nVARIANTS = [attention]\n")
+        assert failed(roster(files, fork_server)) == ["__init__.py"]
+        files = folder(tmp_path, __init__=kernel)
+        assert len(roster(files, fork_server).declarations) == 2
+
+
+def test_a_run_lists_them_and_its_report_can_hold(tmp_path: Path) -> None:
+    files = folder(tmp_path, mine=KERNEL.format(helper="common"), common=HELPER, __init__="")
+    run = CampaignRun(tmp_path / "run", "dev", tuple(files))
+    assert len(run.here) == 1
+    evidence = load(run.directory)
+    left = {(Path(each.variant).name, each.dtype) for each in evidence.not_run}
+    assert {("common.py", NO_KERNEL), ("__init__.py", NO_KERNEL)} <= left
+    assert not evidence.verdicts, "no verdict that they do not load"
+    assert build(evidence)["reasons"] == [], "nothing is missing"
+
+
+def test_the_command_line_says_so(tmp_path: Path) -> None:
+    folder(tmp_path, mine=KERNEL.format(helper="common"), common=HELPER, __init__="")
+    names = ["__init__.py", "common.py", "mine.py"]
+    listed = verify("list", *names, cwd=tmp_path)
+    said = (
+        "__init__.py: no kernel: a package's __init__.py",
+        "common.py: no kernel: imported by mine.py",
+    )
+    assert listed.returncode == 0
+    assert set(said) <= set(listed.stdout.splitlines())
+    words = ("--dtype", "float32", "--oracle", "repeat", "-n", "0")
+    judged = verify("run", *names, *words, cwd=tmp_path)
+    assert judged.returncode == 0, judged.stdout
+    assert set(said) <= set(judged.stdout.splitlines())
