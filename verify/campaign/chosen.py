@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from verify.campaign import fairness, halt
 from verify.campaign.progress import Counted, record
 from verify.machine.places import state_directory
 
@@ -44,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not chosen."""
+    """Leave out what is not chosen; order the rest fairly if the campaign's time is limited."""
     dtypes = config.getoption("--only-dtype")
     narrow = bool(dtypes or config.getoption("--only-oracle"))
     out = [item for item in items if narrow and not _wanted(_parameters(item), dtypes)]
@@ -57,6 +58,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if out:
         config.hook.pytest_deselected(items=out)
         items[:] = [item for item in items if item.nodeid in names]
+    if halt.limited():
+        workers = getattr(config, "workerinput", {}).get("workercount", 1)
+        items[:] = fairness.fair(items, _asked, workers)
 
 
 def in_shard(names: Iterable[str], number: int, count: int) -> set[str]:
@@ -73,6 +77,21 @@ def _parameters(item: pytest.Item) -> Mapping[str, Any]:
     """What an item of a parametrized test gets."""
     found = getattr(getattr(item, "callspec", None), "params", {})
     return found if isinstance(found, Mapping) else {}
+
+
+def _asked(item: pytest.Item) -> fairness.Asked | None:
+    """What a test asks; None for a stored case and a file that does not load, which come first."""
+    given = _parameters(item)
+    question = item.nodeid.partition("[")[0]
+    long = item.get_closest_marker("long") is not None
+    if "declaration" in given:
+        return fairness.Asked(given["declaration"].ref, "(builds)", question, long)
+    targets = [given["target"]] if "target" in given else [*given.get("targets", ())]
+    if not targets:
+        return None
+    group = targets[0].group if "target" in given else ""  # one function can ask several groups
+    first = targets[0]
+    return fairness.Asked(first.declaration.ref, first.dtype, f"{question} {group}", long)
 
 
 def _wanted(given: Mapping[str, Any], dtypes: list[str]) -> bool:
