@@ -39,7 +39,8 @@ def replay(case: Case, console: Console) -> int:
     For a case that cannot be asked it prints one line and returns USAGE.
     """
     if case.group == "sanitizer":
-        from verify.cli.sanitize import Request, sanitize
+        from verify.cli.sanitize import sanitize
+        from verify.cli.sanitize_choice import Request
 
         return sanitize(Request(case=case), console)
     file, at, _ = case.variant.rpartition("@")

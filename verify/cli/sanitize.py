@@ -3,102 +3,38 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from verify.campaign.run import CampaignRun, open_run
 from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, say
-from verify.campaign.targets import excludes_here
-from verify.cell.discovery import environment as environment_here
 from verify.cell.process import Environment, InfrastructureError
+from verify.cli import sanitize_choice as choice
+from verify.cli.sanitize_choice import Choice, Refused, Request
 from verify.evidence import Recorder, load
 from verify.evidence.explanation import explain
 from verify.machine import device, settings
-from verify.machine.settings import COMPUTE_SANITIZER
-from verify.problem import Problem
-from verify.problem.case import Case
-from verify.sanitizers import algebra, counts, report, skew
+from verify.sanitizers import counts, report, skew
 from verify.sanitizers.course import Course, worker_count
-from verify.sanitizers.exceptions import WAIVERS, Waiver
-from verify.sanitizers.fault import PlantedFault
-from verify.sanitizers.lane import GROUP, Lane, excludes
-from verify.sanitizers.planted import FAULTS
+from verify.sanitizers.lane import GROUP, Lane
 from verify.sanitizers.report import LaneRun
 from verify.sanitizers.results import long_first, not_alive, unused
-from verify.sanitizers.selection import covering, select
-from verify.sanitizers.session import DEADLINE, NOT_RUN, Booth, Session, Subject
-from verify.sanitizers.tool import EVERY, FPSAN, TOOLS, Sanitizer, find
-from verify.variant import Config, Declaration
+from verify.sanitizers.session import DEADLINE, NOT_RUN, Booth, Session
 
-_LIBRARIES = ("torch",)  # families of other projects' kernels: tried only if they are named
 _MOST_SHOWN = 8
-_Choice = tuple[Declaration, Config, str]
 _LONG = 60.0  # seconds of a process that is told at once: where the time of a cut run went
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A call of `verify sanitize`.
-
-    require: whether it is an error that there is no tool or no device.  environment: where kernels
-    run; None (the command's value) means this machine's device, which must be a CUDA device.
-    planted_only: try no kernel, and of the planted faults not the spare copies.  repeat: how many
-    times each planted fault is tried.  earlier: sanitizer.json of runs whose counts are added.
-    time: seconds that the run may take; what does not fit is not run.
-    faults, waivers: only the suite's tests change them.
-    """
-
-    kernels: tuple[Path, ...] = ()
-    tools: tuple[str, ...] = EVERY
-    variants: tuple[str, ...] = ()
-    case: Case | None = None
-    quick: bool = False
-    planted_only: bool = False
-    repeat: int = 1
-    earlier: tuple[Path, ...] = ()
-    require: bool = False
-    workers: str = "auto"
-    time: float = math.inf
-    report_dir: Path | None = None
-    environment: Environment | None = None
-    faults: tuple[PlantedFault, ...] = FAULTS
-    waivers: tuple[Waiver, ...] = WAIVERS
-
-    @property
-    def planted(self) -> tuple[PlantedFault, ...]:
-        """The planted faults of this run; spare copies of shipped kernels only with all of them, or
-        where planted faults are all that is tried and Triton compiles them, which makes a few."""
-        named = self.kernels or self.variants or self.case
-        return tuple(
-            fault
-            for fault in self.faults
-            if not fault.spare or not (named or (self.planted_only and not fault.by_triton))
-        )
-
-    @property
-    def complete(self) -> bool:
-        """Whether the complete collection is tried with all tools."""
-        part = self.kernels or self.variants or self.case or self.quick or self.planted_only
-        return not part and set(self.tools) >= set(EVERY)
-
-
-class _Refused(Exception):  # noqa: N818 - an answer, with its exit code
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def sanitize(request: Request, console: Console) -> int:
     """Run kernels under compute-sanitizer; returns an exit code."""
     try:
         return _sanitize(request, console)
-    except _Refused as refused:
+    except Refused as refused:
         status, text = refused.status, str(refused)
     except InfrastructureError as error:
         status, text = INFRASTRUCTURE, str(error)
@@ -111,11 +47,11 @@ def _sanitize(request: Request, console: Console) -> int:
     try:
         earlier = counts.read(request.earlier)
     except ValueError as error:
-        raise _Refused(USAGE, str(error)) from None
-    sanitizer, environment = _sanitizer(request)
-    run = open_run(GROUP, _files(request))
-    declarations = _declarations(request, run)
-    choices = _choices(request, declarations)
+        raise Refused(USAGE, str(error)) from None
+    sanitizer, environment = choice.sanitizer(request)
+    run = open_run(GROUP, choice.files(request))
+    declarations = choice.declarations(request, run)
+    choices = choice.choices(request, declarations)
     booth = Booth(sanitizer, environment, run.directory / GROUP, request.waivers)
     workers = worker_count(request.workers)
     say_plainly(console, _limits(request, workers))
@@ -134,7 +70,7 @@ def _sanitize(request: Request, console: Console) -> int:
             tools=request.tools,
             whole=request.complete,
             planted=(),
-            not_run=_left_out(run, declarations, request.tools),
+            not_run=choice.left_out(run, declarations, request.tools),
             waivers=request.waivers,
             workers=workers,
             earlier=earlier,
@@ -171,14 +107,14 @@ def _sanitize(request: Request, console: Console) -> int:
 
 
 def _told(account: LaneRun) -> None:
-    """Raises _Refused if the counts of earlier runs cannot be added to this one."""
+    """Raises Refused if the counts of earlier runs cannot be added to this one."""
     try:
         report.told(account)
     except ValueError as error:
-        raise _Refused(USAGE, str(error)) from None
+        raise Refused(USAGE, str(error)) from None
 
 
-def _untried(choices: list[_Choice], account: LaneRun) -> Iterator[tuple[str, str]]:
+def _untried(choices: list[Choice], account: LaneRun) -> Iterator[tuple[str, str]]:
     """(variant, reason) of the choices of a run that ended early which no process was begun for."""
     tried = {(t.subject.declaration.ref, t.subject.config, t.subject.dtype) for t in account.tried}
     for declaration, config, dtype in choices:
@@ -189,7 +125,7 @@ def _untried(choices: list[_Choice], account: LaneRun) -> Iterator[tuple[str, st
 def _try(
     request: Request,
     lane: Lane,
-    choices: list[_Choice],
+    choices: list[Choice],
     environment: Environment,
     console: Console,
 ) -> None:
@@ -197,8 +133,8 @@ def _try(
     faults = tuple(fault.under(lane.booth.sanitizer) for fault in request.planted)
     longest = sorted(enumerate(choices), key=lambda each: long_first(each[1][0]))
     subjects = (
-        (number, _subject(request, choice))
-        for number, choice in longest
+        (number, choice.subject(request, each))
+        for number, each in longest
         if not lane.course.over()  # to select problems takes a second
     )
     with ThreadPoolExecutor(2) as beside:
@@ -234,115 +170,6 @@ def _limits(request: Request, workers: int) -> str:
         f"{workers} processes at the same time; deadline of a run {under_tool:g} s under a tool,"
         f" {delayed:g} s with delays, builds not counted{most}"
     )
-
-
-def _sanitizer(request: Request) -> tuple[Sanitizer, Environment]:
-    """The tool and its environment.  Raises _Refused without a CUDA device or without the tool."""
-    environment = request.environment or environment_here()
-    if request.environment is None and environment.device != "cuda":
-        raise _not_run(request, "no CUDA device")
-    if not set(request.tools) & set(TOOLS):
-        return Sanitizer("", "not used"), environment
-    sanitizer = find()
-    if sanitizer is None:
-        place = "no compute-sanitizer on PATH, in CUDA_HOME or /usr/local/cuda"
-        if named := os.environ.get(COMPUTE_SANITIZER):
-            place = f"{COMPUTE_SANITIZER}: {named} tells no version"
-        raise _not_run(request, place)
-    return sanitizer, environment
-
-
-def _not_run(request: Request, reason: str) -> _Refused:
-    if request.require:
-        return _Refused(INFRASTRUCTURE, f"{reason}: nothing was sanitized")
-    return _Refused(CLEAN, f"{reason}: not run (with --require this is an error)")
-
-
-def _files(request: Request) -> list[Path]:
-    file, at, _ = request.case.variant.rpartition("@") if request.case is not None else ("", "", "")
-    return [Path(file)] if at else list(request.kernels)
-
-
-def _declarations(request: Request, run: CampaignRun) -> list[Declaration]:
-    """The variants to try.
-
-    Raises _Refused for an unknown name, for a variant that cannot run here, and if there is none.
-    """
-    if run.files and run.roster.unusable:
-        raise _Refused(USAGE, run.roster.unusable)
-    if run.roster.lacking:
-        raise _Refused(INFRASTRUCTURE, run.roster.lacking)
-    variants = {declaration.ref: declaration for declaration in run.roster.declarations}
-    named = (request.case.variant,) if request.case is not None else request.variants
-    for name in named:
-        if name not in variants:
-            raise _Refused(
-                USAGE, f"unknown variant {name!r} (known: {', '.join(sorted(variants))})"
-            )
-        reason = excludes_here(variants[name])
-        if reason is not None:
-            raise _Refused(INFRASTRUCTURE, f"{name} cannot run here: {reason}")
-    ours = [d for d in run.here if request.kernels or d.family not in _LIBRARIES]
-    selected = [variants[name] for name in dict.fromkeys(named)] if named else ours
-    if not selected and not run.roster.failures:
-        raise _Refused(INFRASTRUCTURE, "no variant here to sanitize")
-    return selected
-
-
-def _left_out(
-    run: CampaignRun, selected: list[Declaration], tools: tuple[str, ...]
-) -> tuple[tuple[str, str], ...]:
-    """(variant, reason) of those that are not tried, or not under one of the tools."""
-    others = [declaration for declaration in run.roster.declarations if declaration not in selected]
-    left = [
-        (
-            d.ref,
-            excludes_here(d)
-            or ("a library's kernel" if d.family in _LIBRARIES else "not asked for"),
-        )
-        for d in others
-    ]
-    reasons = ((d.ref, excludes(tool, d)) for d in selected for tool in tools)
-    return (*left, *((ref, reason) for ref, reason in reasons if reason is not None))
-
-
-def _choices(request: Request, selected: list[Declaration]) -> list[_Choice]:
-    """The (variant, config, dtype) of each subject.  Raises _Refused for a case of an unknown
-    config."""
-    if request.case is not None:
-        case = request.case
-        try:
-            return [(selected[0], selected[0].config(case.config), case.problem.dtype)]
-        except KeyError as error:
-            raise _Refused(USAGE, str(error.args[0])) from None
-    most = 1 if request.quick else None
-    return [
-        (d, config, dtype)
-        for d in selected
-        if any(excludes(tool, d) is None for tool in request.tools)
-        for dtype in d.support.dtypes[:most]
-        for config in (covering(d.configs) if request.quick else d.configs)
-    ]
-
-
-def _subject(request: Request, choice: _Choice) -> Subject:
-    """The subject of one choice: its cases."""
-    declaration, config, dtype = choice
-    problems = (
-        (request.case.problem,) if request.case else _problems(request, declaration, config, dtype)
-    )
-    cases = tuple(Case(declaration.ref, config.name, GROUP, problem) for problem in problems)
-    return Subject(declaration, config, dtype, cases)
-
-
-def _problems(
-    request: Request, declaration: Declaration, config: Config, dtype: str
-) -> tuple[Problem, ...]:
-    """The problems of a choice; for FPSan, those with which it can compare."""
-    own = algebra.problems(declaration, dtype) if FPSAN in request.tools else ()
-    if set(request.tools) == {FPSAN}:
-        return own
-    return (*select(declaration, config, dtype, quick=request.quick), *own)
 
 
 def _finish(request: Request, run: CampaignRun, account: LaneRun, console: Console) -> int:

@@ -221,8 +221,8 @@ def sanitize(
         from verify.cli.sanitizer_pages import render_again
 
         return render_again(render, choices["earlier"], choices["report_dir"], console)
-    from verify.cli.sanitize import Request
     from verify.cli.sanitize import sanitize as run_sanitizers
+    from verify.cli.sanitize_choice import Request
     from verify.problem.case import Case
 
     try:

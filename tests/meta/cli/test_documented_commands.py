@@ -24,7 +24,7 @@ import pytest
 from verify import __version__, cli
 from verify.campaign.runner import FAILED, RunRequest
 from verify.cell.discovery import Roster
-from verify.cli.sanitize import Request
+from verify.cli.sanitize_choice import Request
 from verify.problem.case import Case
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -226,7 +226,8 @@ from dataclasses import replace
 from pathlib import Path
 from rich.console import Console
 from verify.cell.process import PLAIN_CPU
-from verify.cli.sanitize import Request, sanitize
+from verify.cli.sanitize import sanitize
+from verify.cli.sanitize_choice import Request
 from verify.sanitizers import course
 from verify.sanitizers.planted import PlantedFault
 

@@ -26,7 +26,8 @@ from references.masks import Causal
 from tests.harness.shared_fork_server import SharedForkServer
 from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE
 from verify.cell.process import PLAIN_CPU, ROOT, Environment
-from verify.cli.sanitize import Request, sanitize
+from verify.cli.sanitize import sanitize
+from verify.cli.sanitize_choice import Request
 from verify.evidence import Evidence, load
 from verify.problem.case import Case
 from verify.sanitizers import ledger
@@ -334,7 +335,7 @@ def test_a_twin_that_is_convicted_ends_the_run_too(lane: Lane) -> None:
 def test_without_a_device_or_a_tool_there_is_one_line_and_no_pass(
     lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("verify.cli.sanitize.environment_here", lambda: PLAIN_CPU)
+    monkeypatch.setattr("verify.cli.sanitize_choice.environment_here", lambda: PLAIN_CPU)
     for wanted, says in (({"environment": None}, "no CUDA device"), ({}, "no compute-sanitizer")):
         if not wanted:
             monkeypatch.setenv("PATH", str(lane.folder))
