@@ -29,6 +29,7 @@ from verify.cell.layout_twins import LAYOUTS, twin
 from verify.cell.loading import line_of, load
 from verify.cell.preloading import preload
 from verify.cell.protocol import Closed, receive, send
+from verify.cell.sources import LateImports
 from verify.cell.ways import SharedInputs
 from verify.variant import Build, Unsupported, Variant, arch_of
 
@@ -51,6 +52,7 @@ class KernelProcess:
         self.memory = DeviceMemory()
         self.room: dict[str, int] = {}
         self.poisoned = False
+        self.imports = LateImports()
         self.awaited = 0.0  # seconds for which this request has waited for the device
 
     def serve(self) -> None:
@@ -63,6 +65,8 @@ class KernelProcess:
                 running.kernel_code = message["op"] not in _JUDGE_REQUESTS
                 try:
                     reply = self._answer(message, fds)
+                    if message["op"] in ("run", "several"):
+                        self.imports.check()
                 except Unsupported as refusal:
                     reply = {
                         "status": "unsupported",
@@ -104,6 +108,7 @@ class KernelProcess:
                 loaded = load(Path(message["path"]), message["package_root"])
                 names = {each.name: each for each in (*loaded.variants, *loaded.twins)}
                 self.variants.update(names)
+                self.imports.loaded(Path(message["path"]).resolve(), loaded.sources)
                 extra = {"undeclared": loaded.undeclared, "interpreted": loaded.interpreted}
                 described = [
                     variant.describe()

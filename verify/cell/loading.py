@@ -13,7 +13,7 @@ from typing import Any
 from verify.bundle import use_collection
 from verify.cell import plain_functions as plain
 from verify.cell.breach import Breach
-from verify.cell.sources import modules_for, sources_of
+from verify.cell.sources import modules_for, named_from, sources_of
 from verify.variant import DeclarationError, Variant
 
 
@@ -48,7 +48,7 @@ def load(path: Path, package_root: str) -> Loaded:
         raise Breach(f"{path.name}: {error}") from None
     real = path.resolve()  # a link's variants are called by the link's name
     modules = modules_for(real)
-    sources = sources_of(set(modules), real)
+    sources = sources_of(set(modules) | named_from(real), real)
     local = (other for file, other in modules.items() if file.parent == real.parent)
     interpreted = any(
         _is_interpreted(value) for each in (module, *local) for value in list(vars(each).values())

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 
 from verify.bundle import ROOT
+from verify.cell import sources
+from verify.cell.arena import Arena
+from verify.cell.breach import Breach
+from verify.cell.discovery import roster
 from verify.cell.loading import load
-from verify.cell.sources import sources_of
+from verify.cell.process import Cell, ForkServer, Reply
+from verify.cell.sources import named_from, sources_of
+from verify.judging.trial import Trial
+from verify.problem import Problem
 
 HEADERS = {"ptx/split_q": "pipeline.cuh", "cute/flash_forward": "tuple_types.cuh"}
 
@@ -77,3 +85,105 @@ def test_the_sums_of_the_backward_in_cute_are_hashed() -> None:
     path = ROOT / "kernels" / "cute" / "flash_backward.py"
     sources = {Path(name).name for name in load(path, str(ROOT)).sources}
     assert sources >= {"flash_backward.cu", "tiles.cuh", "row_sums.cu"}
+
+
+def test_what_a_text_names_is_found_in_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for stem in ("math", "one", "two", "three", "four", "five", "six", "unnamed"):
+        (folder / f"{stem}.py").write_text("import six as seven\n" if stem == "five" else "")
+    text = (
+        "import math, os, one, numpy\nfrom two import name\nfrom . import three\n"
+        "from mine import four\ndef late():\n    import mine.five\n    from other import unnamed\n"
+    )
+    path = folder / "kernel.py"
+    path.write_text(text)
+    assert {file.stem for file in named_from(path)} == {
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+    }
+    path.write_text("from . import math\nfrom .one import name\n")
+    assert {file.stem for file in named_from(path)} == {"math", "one"}
+    path.write_text("import one (")
+    assert named_from(path) == set()
+
+
+LAZY = """
+import importlib
+
+
+def attention(q, k, v):
+    {imports}
+    return helper.attention(q, k, v)
+"""
+HELPER = """
+import torch
+
+
+def attention(q, k, v):
+    return torch.softmax(q @ k.transpose(-1, -2) * {scale}, -1) @ v
+"""
+
+
+def _lazy(folder: Path, imports: str, scale: str = "q.shape[-1] ** -0.5") -> Path:
+    (folder / "helper.py").write_text(HELPER.format(scale=scale))
+    path = folder / "lazy.py"
+    path.write_text(LAZY.format(imports=imports))
+    return path
+
+
+@pytest.mark.parametrize("imports", ["import helper", "from deep import helper"])
+def test_a_file_that_only_a_function_imports_is_hashed(
+    imports: str, tmp_path: Path, fork_server: ForkServer
+) -> None:
+    (tmp_path / "deep.py").write_text("def get():\n    import helper\n")
+    (before,) = roster([_lazy(tmp_path, imports)], fork_server).declarations
+    (same,) = roster([_lazy(tmp_path, imports)], fork_server).declarations
+    (after,) = roster([_lazy(tmp_path, imports, scale="2.0")], fork_server).declarations
+    assert before.source_hash == same.source_hash != after.source_hash
+
+
+def _launched(path: Path, fork_server: ForkServer) -> list[Reply]:
+    """The replies to two launches in one process."""
+    (declaration,) = roster([path], fork_server).declarations
+    problem = Problem(seqlen_q=2, seqlen_kv=3, head_dim=32, dtype="float32")
+    cell, arena = Cell(fork_server), Arena()
+    try:
+        trial = Trial(declaration, declaration.configs[0], problem, cell, arena, arch="cpu")
+        return [trial.run(tag).reply for tag in ("one", "two")]
+    finally:
+        cell.close()
+        arena.close()
+
+
+def test_a_launch_that_imports_what_no_statement_names_is_told(
+    tmp_path: Path, fork_server: ForkServer
+) -> None:
+    path = _lazy(tmp_path, 'helper = importlib.import_module("helper")')
+    for reply in _launched(path, fork_server):
+        assert reply.status == "breach", "in every launch, not in the first one alone"
+        assert reply.message.startswith("imports helper.py only when it is launched")
+    for right in ("import helper", 'helper = importlib.import_module("math")\n    import helper'):
+        replies = _launched(_lazy(tmp_path, right), fork_server)
+        assert [reply.status for reply in replies] == ["ok", "ok"]
+
+
+def test_files_of_packages_beside_an_installed_kernel_are_no_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = sources.LateImports()
+    monkeypatch.setattr(sources, "_INSTALLED", {str(tmp_path)})
+    late.loaded(tmp_path / "kernel.py", [])
+    (tmp_path / "installed_beside.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("installed_beside")
+    late.check()
+    monkeypatch.setattr(sources, "_INSTALLED", set())
+    fresh = sources.LateImports()
+    fresh._folders.add(tmp_path)
+    with pytest.raises(Breach, match=r"imports installed_beside\.py only when it is launched"):
+        fresh.check()
