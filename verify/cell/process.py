@@ -69,7 +69,8 @@ _MOST_OUTPUT = 1 << 20  # bytes of its output that stay on the disk
 class Reply:
     """The outcome of a request.
 
-    status: "ok", "unsupported", "breach", "raised", "out of memory", "crash" or "hang".
+    status: "ok", "unsupported", "breach", "raised", "out of memory", "crash" or "hang"; of a
+    process with delays also `ways.UNBUILT`.
     seconds: duration.  grown: bytes by which the process's unshared memory grew.  kept, taken:
     bytes on a device, see `DeviceMemory.watch`.  All texts have passed `untrusted_text.visible`.
     """

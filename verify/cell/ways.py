@@ -22,6 +22,7 @@ from verify.cell.arena import Slot, bits, negated, slots_from
 READ_ONLY, GRAPH, OTHER_DEVICE = "read-only inputs", "graph", "other device"
 SHARED = "shared inputs"  # of launches at the same time
 DELAYS = "delays "  # and a seed; a way that only `verify.sanitizers.delays` knows
+UNBUILT = "unbuilt"  # the status of its reply where a kernel does not compile with delays
 GONE = "gone"  # in a reply: whether the run went the way that was asked for
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from verify.cell.child import KernelProcess, serve_at
-from verify.cell.ways import DELAYS
+from verify.cell.ways import DELAYS, UNBUILT
 from verify.cuda.compile import CompileError, Kernel, Source
 from verify.cuda.edits import Edit, EditError, edited
 from verify.sanitizers import building, triton_delays
@@ -69,7 +69,10 @@ def extra_bytes(seed: int) -> int:
 
 
 class UnbuiltError(RuntimeError):
-    """A kernel does not compile with delays: a fault of the edit, and not of the kernel."""
+    """A kernel does not compile with delays: a fault of the edit, and not of the kernel.
+
+    The reply to its launch has the status UNBUILT.
+    """
 
 
 class Delays:
@@ -145,6 +148,12 @@ class DelayedKernelProcess(KernelProcess):
 
     delays = Delays()
     triton: TritonDelays | None = None
+
+    def _answer(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        try:
+            return super()._answer(message, fds)
+        except UnbuiltError as error:
+            return {"status": UNBUILT, "message": str(error)}
 
     def _run(self, message: dict[str, Any]) -> dict[str, Any]:
         seed = str(message.get("way", "")).removeprefix(DELAYS)

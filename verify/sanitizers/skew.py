@@ -20,7 +20,7 @@ from verify.cell.arena import Arena, Plan, side_name
 from verify.cell.concurrent import LAUNCHES
 from verify.cell.process import Cell, Environment, InfrastructureError
 from verify.cell.under_tool import Ended, ToolCell
-from verify.cell.ways import DELAYS
+from verify.cell.ways import DELAYS, UNBUILT
 from verify.judging.launch import Launch
 from verify.judging.run_checks import fault, held
 from verify.judging.trial import Trial
@@ -33,7 +33,6 @@ from verify.sanitizers.tool import OUTPUT, SKEW
 
 SEEDS = (1, 2, 3, 4, 5)
 PROGRAM = "verify.sanitizers.delays"
-UNBUILT = "UnbuiltError: "  # how a reply begins, of `delays.UnbuiltError`
 NOT_DELAYED = "no barrier of it is known here: only repeats and streams were tried"
 NOT_COMPARED = "declared not deterministic: bits were not compared"
 _LARGEST = 32 << 20  # bytes of one run's buffers, for launches at the same time
@@ -92,13 +91,14 @@ class _Race:
             entry=self.subject.entry,
         )
         for _, _, ruling in held(trial):
-            if ruling.finding is not None and trial.first.reply.message.startswith(UNBUILT):
-                self.doubts.append(f"{case.id}: {trial.first.reply.message}")
+            if self._unbuilt(trial, case):
                 return None
             if ruling.finding is not None:
                 return _record("Run", f"seed 0: {ruling.finding.message}")
         for what, run, pairs in _runs(trial, self.seeds):
             self.delayed += int(run.reply.data.get("delayed", 0))
+            if self._unbuilt(trial, case):
+                return None
             failed = None if run is trial.first else fault(trial, run)
             if failed is not None and failed.finding is not None:
                 return _record("Run", f"{what}: {failed.finding.message}")
@@ -107,6 +107,14 @@ class _Race:
                 return _record("Race", told)
         self.results.append(CaseResult(case.id, "ok"))
         return None
+
+    def _unbuilt(self, trial: Trial, case: Case) -> bool:
+        """Whether a launch of the case could not be compiled with delays, which is a doubt."""
+        replies = (launch.reply for launch in trial.launches.values())
+        why = next((reply.message for reply in replies if reply.status == UNBUILT), None)
+        if why is not None:
+            self.doubts.append(f"{case.id}: it does not compile with delays: {why}")
+        return why is not None
 
     @property
     def judgement(self) -> Judgement:

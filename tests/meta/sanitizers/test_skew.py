@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 
 from tests.harness.kernel_files import Writer
 from verify.cell.arena import Arena
+from verify.cell.child import KernelProcess
 from verify.cell.discovery import roster
 from verify.cell.process import PLAIN_CPU, Cell, Environment, ForkServer, Reply
 from verify.cell.under_tool import Ended
+from verify.cell.ways import UNBUILT
 from verify.cuda import compile as cuda
 from verify.cuda.compile import Source
 from verify.problem import Problem
@@ -85,7 +88,15 @@ def test_an_error_of_a_build_with_delays_says_so(
     path.write_text(BARRIER)
     with pytest.raises(delays.UnbuiltError) as error:
         Delays().compile_source(Source(path, "flash"), "sm_90a")
-    assert skew.UNBUILT.startswith(type(error.value).__name__)
+
+    def answer(self: KernelProcess, message: object, fds: object) -> dict[str, object]:
+        raise error.value
+
+    monkeypatch.setattr(KernelProcess, "_answer", answer)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        reply = delays.DelayedKernelProcess(ours)._answer({}, [])
+    assert (reply["status"], "identifier is undefined" in reply["message"]) == (UNBUILT, True)
 
 
 def test_seeds_give_a_block_different_amounts_of_memory() -> None:
@@ -116,7 +127,7 @@ def race(
     """Races a kernel of that body: race(body, delayed=1, **contract)."""
     seed_file = tmp_path / "seed"
 
-    def run(body: str, delayed: int = 1, **contract: bool) -> Session:
+    def run(body: str, delayed: int = 1, unbuilt: str | None = None, **contract: bool) -> Session:
         class Process(Cell):
             output = ""
             hung = refused = ""
@@ -127,6 +138,8 @@ def race(
                 assert program == skew.PROGRAM
 
             def run(self, path: str, request: dict[str, Any], arena: Arena) -> Reply:
+                if request["way"] == unbuilt:
+                    return Reply(UNBUILT, "flash.cu for sm_90a: 6: NVRTC_ERROR_COMPILATION")
                 seed_file.write_text(request["way"])
                 reply = super().run(path, request | {"way": ""}, arena)
                 return replace(reply, data={**reply.data, "delayed": delayed})
@@ -165,17 +178,24 @@ def test_a_failing_run_is_told_with_its_seed(race: Callable[..., Session]) -> No
     assert record.text.startswith("seed 0: leaves 4 of 4 elements of lse unwritten")
 
 
+@pytest.mark.parametrize("way", ["", "delays 3"])
 def test_a_copy_with_delays_that_does_not_compile_accuses_no_kernel(
-    race: Callable[..., Session],
+    way: str, race: Callable[..., Session]
 ) -> None:
+    session = race(RIGHT, unbuilt=way)
+    assert session.judgement.outcome == "inconclusive"
+    (doubt,) = session.judgement.reasons
+    assert "does not compile with delays: flash.cu for sm_90a" in doubt
+
+
+def test_a_kernel_whose_own_error_reads_like_that_is_accused(race: Callable[..., Session]) -> None:
     session = race("""
     class UnbuiltError(RuntimeError): pass
     raise UnbuiltError("flash.cu for sm_90a: 6: NVRTC_ERROR_COMPILATION")
     # {seed!r}
 """)
-    assert session.judgement.outcome == "inconclusive"
-    (doubt,) = session.judgement.reasons
-    assert "UnbuiltError: flash.cu for sm_90a" in doubt
+    (record,) = session.judgement.records
+    assert "UnbuiltError: flash.cu for sm_90a" in record.text
 
 
 def test_what_was_not_tried_is_told(race: Callable[..., Session]) -> None:
