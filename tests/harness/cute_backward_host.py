@@ -18,7 +18,15 @@ from kernels.cute import flash_backward as kernel
 from kernels.cute.flash_backward_walks import stages_of
 from kernels.masks import mask_build, mask_tables
 from tests.harness.backward_inputs import Inputs, exact
-from tests.harness.cute_host import ORDERS, PROGRAM, build, compiled_program, placed
+from tests.harness.cute_host import (
+    FLOAT16_BITS,
+    ORDERS,
+    PROGRAM,
+    HostError,
+    build,
+    compiled_program,
+    placed,
+)
 from verify.judging.comparison import compare
 from verify.problem import Problem
 from verify.problem.inputs import tensors
@@ -40,6 +48,15 @@ FAULTS = {
     "no scale in dQ or dK": ("sums_x(i) *= a.scale", "sums_x(i) *= 1.0f"),
     "stages mixed up": ("step_yt(_, _, stage)", "step_yt(_, _, 0)"),
     "no scale in the atomic dQ": ("part(i) * a.scale", "part(i)"),
+    "P of the bits of float16": ("rounded(scores)", FLOAT16_BITS),
+    "dS of the bits of float16": ("rounded(slopes)", FLOAT16_BITS.replace("scores", "slopes")),
+    # Right wherever the first row that sees a tile of keys begins a step, as under a square causal
+    # mask with steps that divide the tile.
+    "steps begin behind the diagonal": (
+        "max(first - a.diagonal_high, 0)",
+        "(max(first - a.diagonal_high, 0) + WALKED - 1) / WALKED * WALKED",
+    ),
+    "no end of rows": ("row < end", "true"),
     # Honest, but in another order than is declared.
     "the first block last": ("step % blocks", "(step + 1) % blocks"),
 }
@@ -113,7 +130,7 @@ class Program:
         late: bool = False,
         given: Mapping[str, Tensor] | None = None,
     ) -> Ran:
-        """Raises RuntimeError where the threads of a block part, addresses are bad, or anything but
+        """Raises HostError where the threads of a block part, addresses are bad, or anything but
         the gradients is written.  given: q, k, v and dout, by default the problem's."""
         if given is None:  # q, k and v expanded in their layouts
             given = tensors(problem).named | {"dout": Inputs.of(problem).dout}
@@ -144,7 +161,7 @@ class Program:
             order = backwards, late
             error = self.launch(made.source.entry, sizes, step.arguments, order, counted)
             if error:
-                raise RuntimeError(error.decode())
+                raise HostError(error.decode())
             conflicts = [a + b for a, b in zip(conflicts, counted, strict=True)]
         if "dq_sums" in workspace:
             results["dq"].copy_(workspace["dq_sums"])
@@ -152,7 +169,7 @@ class Program:
             whole = torch.tensor([], dtype=result.dtype).set_(result.untyped_storage())
             beside = int(whole.isnan().logical_not().sum()) - result.numel()
             if beside > 0:
-                raise RuntimeError(f"{beside} elements written beside {name}")
+                raise HostError(f"{beside} elements written beside {name}")
         return Ran(results, (conflicts[0], conflicts[1]))
 
     def launch(
@@ -197,7 +214,7 @@ class Program:
         where the run is refused."""
         try:
             ran = self.run(asked.problem, asked.saved, **order)
-        except RuntimeError:
+        except HostError:
             return dict.fromkeys(GRADIENTS, math.inf)
         return {
             name: compare(

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +99,23 @@ UNDEFS
 
 # Those that a build's macros change, that faults do, or that use a build's own types.
 HEADERS = ("tiles.cuh", "intervals.cuh", "softmax.cuh")
+# P in registers, as `rounded` in tiles.cuh makes it but for two neighbours' conversion.
+CONVERTED = """[&] {
+  Tensor result = make_tensor_like<Element>(scores);
+  Tensor pairs = recast<uint32_t>(result);
+  for (int i = 0; i < size(pairs); ++i) { pairs(i) = PACKED; }
+  return result;
+}()"""
+FLOAT16_BITS = CONVERTED.replace(
+    "PACKED", "ptx::pack<ptx::Format::float16>(scores(2 * i), scores(2 * i + 1))"
+)
+FLOAT16_FIRST = CONVERTED.replace(
+    "pairs(i) = PACKED;",
+    """float even, odd;
+    ptx::unpack<ptx::Format::float16>(
+        ptx::pack<ptx::Format::float16>(scores(2 * i), scores(2 * i + 1)), even, odd);
+    pairs(i) = ptx::pack<kFormat>(even, odd);""",
+)
 # An expression of flash_forward.cu or of its headers, and what it becomes while that fault is
 # planted.
 FAULTS = {
@@ -111,6 +128,22 @@ FAULTS = {
     "the first step passed over": ("some.low / length", "(some.low + length - 1) / length"),
     "keys below a band": ("key < seen.low", "false"),
     "a key too many": ("key >= seen.high", "key > seen.high"),
+    # Right wherever the keys of a step divide the rows of a tile, as in every config.
+    "steps counted by tiles of rows": (
+        "-least(-some.high)",
+        "a.row_high == nullptr && a.diagonal_high < a.seqlen_kv"
+        " ? max(min((first / rows + 1) * (rows / length) * length + a.diagonal_high,"
+        " a.seqlen_kv), 0) : -least(-some.high)",
+    ),
+    "no mask": ("block < walk.whole.low || block >= walk.whole.high", "false"),
+    "no end of rows": ("row < end", "true"),
+    "no end of the rows of LSE": ("row < a.seqlen_q", "true"),
+    "P of the bits of float16": ("rounded(scores)", FLOAT16_BITS),
+    "P rounded to float16 first": ("rounded(scores)", FLOAT16_FIRST),
+    "LSE of an empty row is +inf": (
+        "0.69314718f * (row_max(r) + log2f(denominator))",
+        "sum == 0.0f ? kInfinity : 0.69314718f * (row_max(r) + log2f(denominator))",
+    ),
 }
 # Where element (row, column) of a tile of 32 rows lies.
 PLACES = """
@@ -135,6 +168,10 @@ MARGIN = 2**14
 ORDERS = tuple(
     {"backwards": backwards, "late": late} for backwards in (False, True) for late in (False, True)
 )
+
+
+class HostError(RuntimeError):
+    """What a run did that no kernel may do."""
 
 
 @dataclass(frozen=True)
@@ -166,17 +203,21 @@ class Program:
         backwards: bool = False,
         late: bool = False,
         hidden: float | None = None,
+        given: Mapping[str, Tensor] | None = None,
     ) -> Ran:
-        """Raises RuntimeError where the threads of a block part, addresses are bad, or anything but
-        O is written.
+        """Raises HostError where the threads of a block part, addresses are bad, or anything but
+        O and LSE is written.
 
-        hidden: what K and V hold from the key on that no row sees.
+        hidden: what K and V hold from the key on that no row sees.  given: q, k and v, by default
+        the problem's.
         """
-        inputs = tensors(problem)
-        q, k, v = (placed(getattr(inputs, name), problem, name) for name in ("q", "k", "v"))
+        inputs = tensors(problem).named if given is None else given
+        q, k, v = (placed(inputs[name], problem, name) for name in ("q", "k", "v"))
         args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.score_mod, self.config)
         out = placed(torch.full(problem.shape_out, math.nan, dtype=q.dtype), problem, "out")
-        lse = torch.full(problem.shape_out[:3], math.nan)
+        count = math.prod(problem.shape_out[:3])
+        storage = torch.full((count + MARGIN,), math.nan)
+        lse = storage[:count].view(problem.shape_out[:3])
         conflicts = (ctypes.c_long * 2)()
         made = kernel.launch(self.config, self.dtype, args.head_dim, "")
         grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / made.block_m)
@@ -187,12 +228,18 @@ class Program:
             for batch, end in enumerate(bounds[1].amax(1).tolist()):
                 k[batch, :, end:] = hidden
                 v[batch, :, end:] = hidden
-        given = kernel.FAMILY.arguments(args, out, lse, mask, tables)
+        arguments = kernel.FAMILY.arguments(args, out, lse, mask, tables)
         error = self.entry(
-            ctypes.byref(given), grid, made.threads, made.shared_bytes, backwards, late, conflicts
+            ctypes.byref(arguments),
+            grid,
+            made.threads,
+            made.shared_bytes,
+            backwards,
+            late,
+            conflicts,
         )
         if error:
-            raise RuntimeError(error.decode())
+            raise HostError(error.decode())
         written = int(
             torch.tensor([], dtype=out.dtype)
             .set_(out.untyped_storage())
@@ -201,7 +248,9 @@ class Program:
             .sum()
         )
         if written > out.numel():
-            raise RuntimeError(f"{written - out.numel()} elements written beside O")
+            raise HostError(f"{written - out.numel()} elements written beside O")
+        if not storage[count:].isnan().all():
+            raise HostError("elements written behind LSE")
         return Ran(out, lse, (conflicts[0], conflicts[1]))
 
     def verdict(self, text: str, orders: tuple[dict[str, bool], ...] = ORDERS) -> Iterator[float]:
@@ -214,7 +263,7 @@ class Program:
         for order in orders:
             try:
                 ran = self.run(problem, **order)
-            except RuntimeError:
+            except HostError:
                 yield math.inf
                 continue
             empty = bool(
@@ -251,6 +300,9 @@ BUILDS = {
     "d256": (SMALL, "bfloat16", 256),
 }
 """Head dims that are no multiple of 64 or above 128; 64 and 128 have the same pieces and blocks."""
+UNEVEN = "uneven"
+# No config: 48 keys do not divide 64 rows.
+CHOICES = BUILDS | {UNEVEN: (replace(SMALL, block_n=48), "bfloat16", 64)}
 
 
 def compiled(folder: Path, names: Iterable[str] = BUILDS) -> Path:
@@ -262,7 +314,7 @@ def compiled(folder: Path, names: Iterable[str] = BUILDS) -> Path:
         text = Edit(re.escape(SWIZZLE), swizzle).apply({"tiles": tiles})["tiles"]
         program += PLACES.replace("NAME", name).replace("TILES", text)
     for name in names:
-        launch = kernel.launch(*BUILDS[name], "")
+        launch = kernel.launch(*CHOICES[name], "")
         program += build(folder, name, launch, FAULTS)
     return compiled_program(folder, program)
 

@@ -5,8 +5,10 @@ planted."""
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -26,7 +28,9 @@ from tests.harness.cute_backward_host import (
 )
 from tests.harness.cute_backward_trial import HostTrial
 from tests.harness.cute_host import has_headers, has_host, library_of_all
+from tests.harness.cute_verdicts import convicting_apart
 from tests.properties.tier import thorough
+from verify.bundle import ROOT
 from verify.judging.lattice import explained
 from verify.judging.poisoning import gradient_poisoning
 from verify.oracles import poison
@@ -130,8 +134,13 @@ FAULTY = {
     "no scale in dQ or dK": ("dq", "dk"),
     "stages mixed up": ("dv",),
     "no scale in the atomic dQ": ("dq",),
+    "P of the bits of float16": ("dv",),
+    "dS of the bits of float16": ("dq", "dk"),
+    "steps begin behind the diagonal": ("dk", "dv"),
+    "no end of rows": GRADIENTS,
     "the first block last": (),
 }
+TABLE = ROOT / "docs" / "cute.md"
 REORDERED = [*FAULTS].index("the first block last")
 OF_ONE_VARIANT = {
     (kernel.ATOMIC, "no scale in dQ or dK"): ("dk",),
@@ -222,11 +231,26 @@ class TestOnTheHost:
         assert set(FAULTY) == set(FAULTS)
         for n, fault in enumerate(FAULTS):
             shown = OF_ONE_VARIANT.get((program.chosen.variant, fault), FAULTY[fault])
+            if "float16" in fault and program.chosen.dtype == "float16":
+                shown = ()  # the bits are right
             program.library.plant(n)
             ratios = program.ratios(asked, ORDERS[0])
             assert all(ratios[gradient] > 1 for gradient in shown), fault
         program.library.plant(-1)
         assert max(program.ratios(asked, ORDERS[0]).values()) <= 1
+
+    @pytest.mark.thorough
+    @pytest.mark.parametrize("program", ["atomic"], indirect=True)
+    @pytest.mark.parametrize("fault", [fault for fault, shown in FAULTY.items() if shown])
+    def test_as_often_as_the_table_says(self, program: Program, fault: str) -> None:
+        program.library.plant([*FAULTS].index(fault))
+        counts = Counter(
+            oracle
+            for shape in SHAPES
+            for oracle in convicting_apart(partial(HostTrial.of, program, shape))
+        )
+        told = ", ".join(f"{oracle} {count}" for oracle, count in sorted(counts.items()))
+        assert f"| {fault} | {told} |" in TABLE.read_text(encoding="utf-8")
 
     @pytest.mark.parametrize("program", NARROW_FIRST, indirect=True)
     def test_blocks_come_in_the_declared_order(self, program: Program) -> None:

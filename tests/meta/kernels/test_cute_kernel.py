@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,19 +26,24 @@ from kernels.masks import mask_build
 from references.masks import parse_mask
 from references.score_mods import Softcap
 from tests.harness.cute_cases import MASKS, SHAPES
+from tests.harness.cute_forward_trial import HostTrial
 from tests.harness.cute_host import (
     BUILDS,
+    CHOICES,
     FAULTS,
     ORDERS,
     SMALL,
     SOURCE,
     TALL,
+    UNEVEN,
     Program,
     compiled,
     has_headers,
     has_host,
     library_of_all,
 )
+from tests.harness.cute_verdicts import convicting, convicting_apart
+from verify.bundle import ROOT
 from verify.cuda.compile import CompileError, compilable
 from verify.problem import Problem
 from verify.problem.inputs import tensors
@@ -201,22 +208,39 @@ def further(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return library_of_all(tmp_path_factory, "cute-more", lambda folder: compiled(folder, FURTHER))
 
 
-# A fault, and a problem that shows it.
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """A build whose keys of a step do not divide the rows of a tile."""
+    library = library_of_all(
+        tmp_path_factory, "cute-uneven", lambda folder: compiled(folder, [UNEVEN])
+    )
+    return named(library, UNEVEN)
+
+
+# A fault of `d32`, a problem that shows it, and the oracles that convict it there.
 FAULTY = {
-    "a table ignored": "b=2,sq=40,skv=130,mask=lengths.40_20.100_33",
-    "steps not clamped to the keys": "sq=40,skv=50",
-    "a step taken for whole": "sq=70,skv=131,mask=causal",
-    "the first step passed over": "sq=30,skv=131,mask=window.20.9",
-    "keys below a band": "sq=30,skv=131,mask=window.20.9",
-    "a key too many": "sq=30,skv=31,mask=causal",
+    "a table ignored": ("b=2,sq=80,skv=130,mask=lengths.70_0.100_33", "bound empty_rows poison"),
+    "steps not clamped to the keys": ("sq=40,skv=50", "bound"),
+    "a step taken for whole": ("sq=70,skv=131,mask=causal", "bound poison"),
+    "the first step passed over": ("sq=30,skv=131,mask=window.20.9", "bound"),
+    "keys below a band": ("sq=140,skv=300,mask=window.20.9", "bound poison"),
+    "a key too many": ("sq=70,skv=131,mask=causal", "bound poison"),
+    "no mask": ("sq=70,skv=131,mask=causal", "bound poison"),
+    "no end of rows": ("b=2,sq=80,skv=130,mask=lengths.70_0.100_33", "memory"),
+    "no end of the rows of LSE": ("sq=70,skv=131,mask=causal", "memory"),
+    "P of the bits of float16": ("sq=70,skv=131,mask=causal", "bound"),
+    "P rounded to float16 first": ("sq=70,skv=131,mask=causal", "bound"),
+    "LSE of an empty row is +inf": ("sq=130,skv=70,mask=causal", "empty_rows"),
 }
+OF_UNEVEN = "steps counted by tiles of rows"  # no fault of other builds
+TABLE = ROOT / "docs" / "cute.md"
 CASES = [(name, shape) for name in WHOLE for shape in MASKS + SHAPES]
 
 
 def named(library: ctypes.CDLL, name: str) -> Program:
     entry = library[f"run_{name}"]
     entry.restype = ctypes.c_char_p
-    return Program(library, entry, *BUILDS[name])
+    return Program(library, entry, *CHOICES[name])
 
 
 def without_conflicts(program: Program) -> None:
@@ -264,12 +288,43 @@ class TestOnTheHost:
         assert conflicts(library.place_wrong, columns) > 0
         assert conflicts(library.place_right, 128) == conflicts(library.place_wrong, 128) == 0
 
-    @pytest.mark.parametrize(("fault", "shape"), FAULTY.items())
-    def test_planted_faults_are_caught(self, library: ctypes.CDLL, fault: str, shape: str) -> None:
+    @pytest.mark.parametrize("fault", FAULTY)
+    def test_planted_faults_are_caught(self, library: ctypes.CDLL, fault: str) -> None:
         program = named(library, "d32")
-        assert max(program.verdict(shape, ORDERS[:1])) <= 1
-        library.plant(list(FAULTS).index(fault))
-        assert max(program.verdict(shape, ORDERS[:1])) > 1
+        shape, oracles = FAULTY[fault]
+        assert convicting(HostTrial.of(program, shape)) == ()
+        library.plant([*FAULTS].index(fault))
+        assert convicting(HostTrial.of(program, shape)) == tuple(oracles.split())
+
+    @pytest.mark.thorough
+    def test_steps_that_do_not_divide_a_tile(self, uneven: Program) -> None:
+        problem = "sq=70,skv=131,mask=causal"
+        uneven.library.plant(-1)
+        assert not any(convicting(HostTrial.of(uneven, shape)) for shape in MASKS + SHAPES)
+        uneven.library.plant([*FAULTS].index(OF_UNEVEN))
+        assert convicting(HostTrial.of(uneven, problem)) == ("bound",)
+
+    @pytest.mark.thorough
+    @pytest.mark.parametrize("fault", FAULTS)
+    def test_as_often_as_the_table_says(
+        self, library: ctypes.CDLL, uneven: Program, fault: str
+    ) -> None:
+        program = uneven if fault == OF_UNEVEN else named(library, "d32")
+        program.library.plant([*FAULTS].index(fault))
+        counts = Counter(
+            oracle
+            for shape in MASKS + SHAPES
+            for oracle in convicting_apart(partial(HostTrial.of, program, shape))
+        )
+        told = ", ".join(f"{oracle} {count}" for oracle, count in sorted(counts.items()))
+        assert f"| {fault} | {told} |" in TABLE.read_text(encoding="utf-8")
+        if fault == OF_UNEVEN:
+            library.plant([*FAULTS].index(fault))
+            others = [HostTrial.of(named(library, "d32"), shape) for shape in MASKS + SHAPES]
+            assert not any(convicting(trial) for trial in others)
+
+    def test_every_fault_has_its_problem(self) -> None:
+        assert {*FAULTY, OF_UNEVEN} == set(FAULTS)
 
     def test_keys_that_no_row_of_a_tile_sees_are_not_read(self, library: ctypes.CDLL) -> None:
         program = named(library, "d32")
