@@ -1,9 +1,11 @@
 """FlashAttention-2 forward with log-sum-exp on Hopper's own units, in Gluon.
 
-S of the next block goes on in the tensor cores during the softmax of this one (docs/gluon.md).
+S of the next block goes on in the tensor cores during the softmax of this one (docs/gluon.md).  The
+option `turns` has two warpgroups take turns at the tensor cores (`hopper_turnstile`).
 """
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import triton
@@ -17,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from kernels.gluon.hopper_turnstile import turnstile_forward
 from kernels.gluon.host import (
     ROW_UNIT,
     UNSPECIALIZED,
@@ -52,6 +55,7 @@ from verify.variant import (
     Workspace,
 )
 
+CONSUMERS = 2  # warpgroups that take turns
 BUCKETS = (64, 128, 256)  # no narrower: a row of a swizzled tile has 128 bytes
 
 
@@ -181,6 +185,7 @@ def _hopper_forward(  # noqa: PLR0915, PLR0917
 
 
 kernel = gluon.jit(_hopper_forward, **UNSPECIALIZED)
+turnstile_kernel = gluon.jit(turnstile_forward, **UNSPECIALIZED)
 
 
 def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
@@ -189,11 +194,16 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
     mask = mask_build(args)
     bucket = bucket_of(args, BUCKETS)
     blocks = effective_blocks(args.config, bucket)
+    takes_turns = bool(dict(args.config.options).get("turns", 0))
+    rows = blocks.block_m
+    if takes_turns:  # each consumer has half of the rows, and half of the warps
+        rows //= CONSUMERS
+        blocks = replace(blocks, num_warps=blocks.num_warps // CONSUMERS)
     return Launch(
-        kernel,
+        turnstile_kernel if takes_turns else kernel,
         args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),
         (
-            descriptor("q", args.q, blocks.block_m, bucket),
+            descriptor("q", args.q, rows, bucket),
             descriptor("k", args.k, blocks.block_n, bucket),
             descriptor("v", args.v, blocks.block_n, bucket),
             *(out, lse, mask_tables(args, mask)),
@@ -212,7 +222,8 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
 def builds(arch: str) -> list[Build]:
     """Each config at each bucket, so that each dtype and kind of mask occurs; for Hopper alone,
     whose instructions no other generation has."""
-    return builds_of(VARIANT, _BUILDS, _compile, _SPILL_BUDGETS, ("HGMMA", "UTMALDG"), arch)
+    listed = replace(VARIANT, configs=(*VARIANT.configs, *TURNSTILE))
+    return builds_of(listed, _BUILDS, _compile, _SPILL_BUDGETS, ("HGMMA", "UTMALDG"), arch)
 
 
 _BUILDS = (
@@ -230,6 +241,11 @@ _BUILDS = (
     (2, "float16", 256, "window"),
     (3, "float16", 128, "causal"),
     (3, "bfloat16", 64, "interval"),
+    (4, "float16", 128, "full"),
+    (4, "bfloat16", 64, "causal"),
+    (4, "float16", 256, "causal"),
+    (5, "bfloat16", 128, "window"),
+    (5, "float16", 256, "interval"),
 )
 
 # Bytes per thread, with Triton 3.6 and 3.7: S of two blocks and O are held at the same time, of 255
@@ -241,6 +257,8 @@ _SPILL_BUDGETS = {
     "m64n64w4s3, bfloat16, d 256, full": 408,
     "m64n128w4s1, float16, d 128, causal": 100,
     "m64n64w4s3, float16, d 256, window": 456,
+    "m128n128w8s2-turns_1, float16, d 256, causal": 2528,
+    "m128n64w8s2-turns_1, float16, d 256, interval": 324,
 }
 
 
@@ -258,6 +276,12 @@ SUPPORT = Support(
     devices=("cuda",),
     capability=(9, 0),
     max_capability=(9, 0),
+)
+
+# Compiled, and run on the CPU by the model of tests/harness/gluon_partitions.py.
+TURNSTILE = (
+    Config(block_m=128, block_n=128, num_warps=8, num_stages=2, options=(("turns", 1),)),
+    Config(block_m=128, block_n=64, num_warps=8, num_stages=2, options=(("turns", 1),)),
 )
 
 VARIANT = Variant(
@@ -291,6 +315,7 @@ VARIANT = Variant(
         masked_values="finite",
         batch_invariant=True,
     ),
+    further_configs=lambda: TURNSTILE,
     compilable=compilable,
     builds=builds,
     head_dim_buckets=BUCKETS,

@@ -14,7 +14,9 @@ A descriptor needs rows that begin at multiples of 16 bytes: other strides, and 
 does not divide, are refused.  A build is chosen by dtype, head-dim bucket, mask kind and blocks
 alone: strides come as multiples of 16, and are divided, as in `kernels.triton.tiles`.
 
-The option `registers` of a config bounds what a thread gets (ptxas' maxnreg; 0: no bound).
+The option `registers` of a config bounds what a thread gets (ptxas' maxnreg; 0: no bound), and
+`warp_specialize` asks Triton to deal copies, products and softmax out to warps of their own
+(`descriptor_builds`).
 """
 
 from collections.abc import Sequence
@@ -32,10 +34,26 @@ from kernels.masks import mask_build, mask_tables
 from kernels.triton import flash_forward
 from kernels.triton.common import LOG2_E, Blocks, Launch, counts, head_dim_bucket
 from kernels.triton.compile import arguments, binary, meta
+from kernels.triton.descriptor_builds import (
+    BUILDS,
+    CONFIGS,
+    SPECIALISED,
+    specialises,
+    spill_budget,
+)
 from kernels.triton.flash_forward import effective_blocks
 from kernels.triton.online_softmax import finished, masked, started, stepped
 from kernels.triton.tiles import block_at, blocks_of, key_walk, own_tile, seen_keys
-from verify.variant import AttentionArgs, Binary, Build, Config, Support, Variant, Workspace
+from verify.variant import (
+    AttentionArgs,
+    Binary,
+    Build,
+    Config,
+    Support,
+    Variant,
+    Workspace,
+    arch_named,
+)
 
 _FACTOR = tl.constexpr(16)  # of whole numbers in a tuple, so that Triton builds once for all
 _ROW = tl.constexpr(8)  # elements of 16 bytes, which divide strides and head dims
@@ -134,6 +152,7 @@ def _descriptor_forward(  # noqa: PLR0917
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
+    SPECIALIZE: tl.constexpr,  # whether Triton deals a loop out to warps of their own
 ):
     # The last tile first, since causal rows grow longer.
     tiles = tl.cdiv(seqlen_q, BLOCK_M)
@@ -158,7 +177,7 @@ def _descriptor_forward(  # noqa: PLR0917
     q_tile = _loaded(q_all, steps[0], batch, head, begin_q, BLOCK_M, BLOCK_D, HOST)
     m, l, acc = started(BLOCK_M, BLOCK_DV)  # noqa: E741 - the paper's name
     for EDGE in tl.static_range(2):
-        for i in range(blocks_of(walk, EDGE)):
+        for i in tl.range(blocks_of(walk, EDGE), warp_specialize=SPECIALIZE):
             begin = block_at(walk, i, EDGE) * BLOCK_N
             k_tile = _loaded(k_all, steps[1], batch, head_kv, begin, BLOCK_N, BLOCK_D, HOST)
             x = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale_log2
@@ -219,8 +238,17 @@ def _multiples(numbers: Sequence[int]) -> tuple[int, ...]:
     return tuple(_FACTOR.value // _ROW.value * number for number in numbers)
 
 
-def launch(host: bool, args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
-    """How the kernel is launched for these arguments; raises `Unsupported` outside SUPPORT."""
+def launch(
+    host: bool,
+    args: AttentionArgs,
+    out: Tensor,
+    lse: Tensor | None,
+    capability: tuple[int, int] | None = None,
+) -> Launch:
+    """How the kernel is launched for these arguments; raises `Unsupported` outside SUPPORT.
+
+    capability: of the device; None for none.
+    """
     SUPPORT.check(args, out)
     mask = mask_build(args)
     bucket = head_dim_bucket(max(args.head_dim, args.head_dim_v))
@@ -246,7 +274,11 @@ def launch(host: bool, args: AttentionArgs, out: Tensor, lse: Tensor | None) -> 
             *counts(args, args.heads_q, mask),
             args.softmax_scale * LOG2_E,
         ),
-        {"HOST": host, **_keywords(args.config, blocks, mask.kind, bucket)},
+        {
+            "HOST": host,
+            "SPECIALIZE": specialises(args.config, bucket, capability),
+            **_keywords(args.config, blocks, mask.kind, bucket),
+        },
     )
 
 
@@ -261,7 +293,9 @@ def forward(
     host: bool, args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace
 ) -> None:
     """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside SUPPORT."""
-    launched = launch(host, args, out, lse)
+    on_gpu = args.q.device.type == "cuda"
+    capability = torch.cuda.get_device_capability(args.q.device) if on_gpu else None
+    launched = launch(host, args, out, lse, capability)
     triton.set_allocator(partial(_scratch, args.q.device))
     with torch.cuda.device_of(args.q):
         launched.run()
@@ -272,100 +306,23 @@ def _scratch(device: torch.device, size: int, alignment: int, stream: int | None
     return torch.empty(size, dtype=torch.int8, device=device)
 
 
-# Every pair of two values of block_m, block_n (with its stages) and registers.
-CONFIGS = (
-    Config(block_m=128, block_n=64, num_warps=8, num_stages=2, options=(("registers", 0),)),
-    Config(block_m=64, block_n=32, num_warps=4, num_stages=3, options=(("registers", 0),)),
-    Config(block_m=128, block_n=32, num_warps=8, num_stages=3, options=(("registers", 128),)),
-    Config(block_m=64, block_n=64, num_warps=4, num_stages=2, options=(("registers", 128),)),
-)
-
-
 def builds(host: bool, arch: str) -> list[Build]:
     """Every config, both dtypes, each kind of mask and several head dims; from sm_90 on by TMA."""
     found = []
     moves = () if arch in ("sm_80", "sm_86", "sm_89") else ("UTMALDG",)
-    for number, dtype, head_dim, kind in _BUILDS:
-        config = CONFIGS[number]
+    for config, dtype, head_dim, kind in BUILDS:
         name = f"{config.name}, {dtype}, d {head_dim}, {kind}"
         compile_ = partial(_compile, host, config, dtype, head_dim, kind, arch)
-        budget = SPILL_BUDGETS[host].get(name, {}).get(arch, 0)
+        budget = spill_budget(name, host, arch)
         found.append(Build(name, compile_, budget, ("MMA", *moves)))
     return found
-
-
-# Bytes per thread, by whether the host makes the descriptors: the most of Triton 3.6 and 3.7.
-# Without TMA the addresses of a tile, in four dimensions of the host's, take registers.
-SPILL_BUDGETS: dict[bool, dict[str, dict[str, int]]] = {
-    True: {
-        "m128n64w8s2-registers_0, bfloat16, d 128, full": {
-            "sm_80": 1604,
-            "sm_86": 1536,
-            "sm_89": 1536,
-            "sm_120a": 8,
-        },
-        "m128n32w8s3-registers_128, float16, d 128, interval": {
-            "sm_80": 2168,
-            "sm_86": 2172,
-            "sm_89": 2172,
-            "sm_120a": 988,
-        },
-        "m64n64w4s2-registers_128, float16, d 64, full": {
-            "sm_80": 1624,
-            "sm_86": 1624,
-            "sm_89": 1624,
-            "sm_120a": 352,
-        },
-        "m128n64w8s2-registers_0, float16, d 256, causal": {
-            "sm_80": 3468,
-            "sm_86": 2268,
-            "sm_89": 2268,
-            "sm_120a": 8,
-        },
-        "m128n64w8s2-registers_0, float16, d 64, causal": {
-            "sm_86": 72,
-            "sm_89": 72,
-            "sm_100a": 24,
-            "sm_120a": 8,
-        },
-        "m64n32w4s3-registers_0, bfloat16, d 64, window": {"sm_120a": 8},
-    },
-    False: {
-        "m128n32w8s3-registers_128, float16, d 128, interval": {
-            "sm_80": 156,
-            "sm_86": 156,
-            "sm_89": 156,
-            "sm_120a": 668,
-        },
-        "m64n64w4s2-registers_128, float16, d 64, full": {
-            "sm_80": 92,
-            "sm_86": 64,
-            "sm_89": 64,
-            "sm_100a": 48,
-            "sm_120a": 308,
-        },
-        "m128n64w8s2-registers_0, float16, d 256, causal": {"sm_80": 16, "sm_120a": 8},
-        "m128n64w8s2-registers_0, float16, d 64, causal": {"sm_120a": 8},
-        "m128n64w8s2-registers_0, bfloat16, d 128, full": {"sm_120a": 8},
-        "m64n32w4s3-registers_0, bfloat16, d 64, window": {"sm_120a": 8},
-    },
-}
-
-_BUILDS = (
-    (0, "float16", 64, "causal"),
-    (0, "bfloat16", 128, "full"),
-    (1, "bfloat16", 64, "window"),
-    (2, "float16", 128, "interval"),
-    (3, "float16", 64, "full"),
-    (0, "float16", 256, "causal"),
-)
 
 
 def _compile(host: bool, config: Config, dtype: str, head_dim: int, kind: str, arch: str) -> Binary:
     args = arguments(config, dtype, head_dim, kind)
     out = meta(tuple(args.q.shape), dtype)
     lse = meta(tuple(args.q.shape[:3]), "float32")
-    return binary(launch(host, args, out, lse), arch)
+    return binary(launch(host, args, out, lse, arch_named(arch).capability), arch)
 
 
 SUPPORT: Support = replace(
@@ -382,7 +339,7 @@ def _variant(name: str, host: bool, judged: Config) -> Variant:
         name=name,
         forward=partial(forward, host),
         configs=(judged,),
-        further_configs=lambda: CONFIGS,
+        further_configs=lambda: (*CONFIGS, *SPECIALISED),
         support=SUPPORT,
         # A descriptor's copy takes padding of the tensor as it lies there.
         contract=replace(flash_forward.VARIANT.contract, masked_values="finite"),

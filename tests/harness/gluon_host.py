@@ -49,10 +49,11 @@ KERNELS = {  # in the order of their imports
         ("gluon", "softmax"),
         ("gluon", "columns"),
         ("gluon", "cluster"),
+        ("gluon", "partitions"),
+        ("gluon", "hopper_turnstile"),
         ("gluon", "hopper_forward"),
         ("gluon", "hopper_fp8_forward"),
         ("gluon", "hopper_cluster_forward"),
-        ("gluon", "partitions"),
         ("gluon", "blackwell_forward"),
     )
 }
@@ -174,10 +175,17 @@ class Machine:
 
 class Host:
     """The texts of one of KERNELS and of what it imports, edited or as they are; `forward` is the
-    entry point on the CPU."""
+    entry point on the CPU.
+
+    entry: whose launch and support it has, if they are not of that text.
+    """
 
     def __init__(
-        self, *edits: Edit, kernel: str = "hopper_forward", machine: Machine | None = None
+        self,
+        *edits: Edit,
+        kernel: str = "hopper_forward",
+        entry: str = "",
+        machine: Machine | None = None,
     ) -> None:
         self.machine = machine or Machine()
         self.name = kernel
@@ -189,7 +197,7 @@ class Host:
         self.fakes = self.machine.modules()
         for name, text in {**texts, **edited}.items():
             self.fakes[name] = self._module(name, text)
-        self.kernel = self.fakes[kernel]
+        self.kernel = self.fakes[entry or kernel]
 
     def _module(self, name: str, text: str) -> ModuleType:
         module = ModuleType(f"host_{name}")
@@ -211,12 +219,19 @@ class Host:
         exec(compile(text, file, "exec"), module.__dict__)
         return module
 
-    def run(self, program: int, given: Mapping[str, Any], keywords: Mapping[str, Any]) -> None:
+    def run(
+        self,
+        program: int,
+        given: Mapping[str, Any],
+        keywords: Mapping[str, Any],
+        kernel: Any = None,
+    ) -> None:
         """One program; its events are `machine.events` afterwards."""
         self.machine.program = program
         self.machine.events.clear()
         self.machine.arrays = iter(range(99))
-        getattr(self.kernel, f"_{self.name}")(*given.values(), **keywords)
+        run = kernel or getattr(self.kernel, f"_{self.name}")
+        run(*given.values(), **keywords)
 
     def forward(
         self, args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace
@@ -232,7 +247,7 @@ class Host:
         names = iter("qkv")
         given = {str(n): _given(x, names) for n, x in enumerate(made.arguments)}
         for program in range(made.programs):
-            self.run(program, given, keywords)
+            self.run(program, given, keywords, made.kernel)
 
 
 def _given(argument: Any, names: Iterator[str]) -> Any:

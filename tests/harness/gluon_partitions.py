@@ -7,9 +7,13 @@ can go on, or something that was begun and has not happened.  The machine, after
 - A barrier counts arrivals and bytes, and a wait for a parity goes on when the phase of that parity
   has ended; before its first phase that of parity 1 has.
 - A copy's tile holds NaN from its issue until its bytes have come.
-- Products happen in the order of their issue, at any time after it.  They read their operands then,
-  and their accumulator holds NaN until then; afterwards each of their barriers has one more
-  arrival.
+- Products of tcgen05 happen in the order of their issue, at any time after it.  They read their
+  operands then, and their accumulator holds NaN until then; afterwards each of their barriers has
+  one more arrival.
+- wgmma happens between its issue and the end of its partition's wait for it.  Its result is NaN
+  until then.
+- Partitions of one text are partners.  None leaves while a partner can still arrive at a barrier at
+  which it alone waits.  `turns_taken` says whether partners issued their products by turns.
 
 So a slip in the protocol shows as NaN or a wrong number, as an arrival too many, or as a deadlock,
 in some of the orders.  Fences and proxies are not modelled.
@@ -62,10 +66,6 @@ class Memory(Shared):
     whole: Any = None
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.values.dtype
-
-    @property
     def layout(self) -> None:
         return None
 
@@ -90,11 +90,13 @@ class Memory(Shared):
 class Turns:
     """A partition, and the two signals by which it gets its turn and gives it back."""
 
+    text: Any = None
     ready: Callable[[], bool] = lambda: True
     mine: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     back: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     ended: bool = False
     error: BaseException | None = None
+    multiplying: int = 0  # wgmma that have not happened
 
 
 @dataclass
@@ -110,7 +112,10 @@ class Partitions(Machine):
     under_way: list[Callable[[], None]] = field(default_factory=list)
     products: list[Callable[[], None]] = field(default_factory=list)
     accumulators: dict[Any, list[Any]] = field(default_factory=dict)
+    waiters: dict[Any, list[Turns]] = field(default_factory=dict)
+    issued: list[list[int]] = field(default_factory=list)
     running: Turns | None = None
+    parts: list[Turns] = field(default_factory=list)
     abandoned: bool = False
 
     # The order.
@@ -133,7 +138,10 @@ class Partitions(Machine):
     ) -> None:
         """Run all partitions until each has ended; all that they began must have happened."""
         order = random.Random(self.seed)
-        turns = [Turns() for _ in parts]
+        turns = [Turns(text=text) for text, _ in parts]
+        self.parts = turns
+        self.issued.append([])
+        self.waiters.clear()
         threads = [
             threading.Thread(target=self._run, args=(turn, *part), daemon=True)
             for turn, part in zip(turns, parts, strict=True)
@@ -219,11 +227,53 @@ class Partitions(Machine):
 
     def arrive(self, barrier: Shared, count: int = 1) -> None:
         self.step()
+        waiters, own = self.waiters.get(barrier.key, []), self.running
+        left = all(one.ended for one in waiters)
+        if own is not None and left and own.text in [one.text for one in waiters]:
+            raise PartitionError(f"an arrival at {barrier.key}, whose partner has left")
         self._barrier(barrier).change(arrivals=count)
 
     def wait(self, barrier: Shared, phase: int, pred: bool = True) -> None:
         if pred:
+            if self.running is not None:
+                self.waiters.setdefault(barrier.key, []).append(self.running)
             self.step(lambda: self._barrier(barrier).ended % 2 != int(phase))
+
+    def multiply(
+        self, a: Any, b: Shared, acc: Tensor, use_acc: bool = True, is_async: bool = False
+    ) -> Tensor:
+        """Begin a @ b, added to acc."""
+        self.step()
+        own = self.running
+        if own is None or not is_async:
+            raise PartitionError("a product outside of the partitions, or one that waits")
+        self.issued[-1].append(self.parts.index(own))
+        made = torch.full(acc.shape, torch.nan)
+
+        def happen() -> None:
+            left = a.values if isinstance(a, Shared) else a
+            product = left.float() @ b.values.float()
+            made.copy_(acc + product if use_acc else product)
+            own.multiplying -= 1
+
+        own.multiplying += 1
+        self.under_way.append(happen)
+        return made
+
+    def finish(self, pending: int, deps: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+        own = self.running
+        if own is not None:
+            self.step(lambda: own.multiplying <= pending)
+        return deps if len(deps) > 1 else deps[0]
+
+    def turns_taken(self) -> bool:
+        """Whether in each program two partners issued their products by turns: S of the first
+        block, S of a block and O of the one before, and O of the last."""
+        for issued in self.issued:
+            blocks = issued.count(0) // 2
+            if issued != [0, 1, *(blocks - 1) * [0, 0, 1, 1], 0, 1][: 4 * blocks]:
+                return False
+        return True
 
     def copy(
         self,

@@ -92,6 +92,10 @@ class Shared:
     def key(self) -> tuple[str, int]:
         return self.name, self.number or 0
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
     def permute(self, order: tuple[int, ...]) -> Shared:
         return Shared(self.events, self.name, (), self.values.permute(order), self.number)
 

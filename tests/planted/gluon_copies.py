@@ -98,6 +98,7 @@ class Copies:
                 name=f"planted-{self.name}-{slip}",
                 family="planted",
                 configs=(self.config,),
+                further_configs=None,
                 support=self.support,
                 forward=partial(self._forward, slip),
                 builds=None,

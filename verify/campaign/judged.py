@@ -1,13 +1,14 @@
 """Which configs of a variant have passing verdicts of its present source on this device.
 
 Recorded runs decide (.verify/runs); where none judged a config, the device's report does, local or
-published.
+published.  Both say, too, which configs compile to the binaries of others on that device: these are
+no configs of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,30 @@ from verify.evidence import Evidence, EvidenceError, load
 from verify.evidence.known_failures import Xfails, xfails_for
 from verify.machine.places import published_parent, report_parent, state_directory
 from verify.report import Report, ReportError
-from verify.variant import Config, Declaration
+from verify.report.resources import same_configs
+from verify.variant import Config, Declaration, arch_of
 
 Key = tuple[str, str, str]  # variant, config, dtype
 
 
 @dataclass(frozen=True)
 class Judged:
-    """passing, failing: (variant, config, dtype); failing: with the id of a failing case."""
+    """passing, failing: (variant, config, dtype); failing: with the id of a failing case.
+
+    same: by variant and config, in words, the config whose binaries are its own on this device.
+    """
 
     passing: frozenset[Key]
     failing: dict[Key, str]
+    same: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def refusal(self, declaration: Declaration, config: Config, dtype: str) -> str | None:
-        """Why a config counts as not judged, or None."""
+        """Why a config is not timed: it counts as not judged, or is another one; or None."""
         key = declaration.ref, config.name, dtype
         if key in self.failing:
             return f"fails: {self.failing[key]}"
+        if key[:2] in self.same:
+            return f"no config of its own: {self.same[key[:2]]}"
         return None if key in self.passing else "not judged: no passing verdict of this source"
 
 
@@ -73,7 +81,13 @@ def of_evidence(evidence: Evidence, sources: dict[str, str], xfails: Xfails) -> 
             passing.add(key)
         elif verdict.outcome == "fail" and xfails.expecting(verdict) is None:
             failing.setdefault(key, verdict.case)
-    return Judged(frozenset(passing - failing.keys()), failing)
+    arch = _arch(evidence.run.device) if evidence.runs else ""
+    twins = {
+        (ref, entry["config"]): _said(entry["other"], arch)
+        for ref in same
+        for entry in same_configs(b for b in evidence.builds if (b.variant, b.arch) == (ref, arch))
+    }
+    return Judged(frozenset(passing - failing.keys()), failing, twins)
 
 
 def of_report(report: Report, sources: dict[str, str]) -> Judged:
@@ -81,6 +95,8 @@ def of_report(report: Report, sources: dict[str, str]) -> Judged:
     bin empty, and no failure of it is news."""
     passing: set[Key] = set()
     failing: dict[Key, str] = {}
+    twins: dict[tuple[str, str], str] = {}
+    arch = _arch(report["device"])
     for variant in report["variants"]:
         ref = variant["ref"]
         if sources.get(ref) != variant["source_hash"]:
@@ -97,13 +113,30 @@ def of_report(report: Report, sources: dict[str, str]) -> Judged:
             if dtype["cases"] and not dtype["bins_missing"]
             for config in variant["configs"]
         }
-    return Judged(frozenset(passing - failing.keys()), failing)
+        twins |= {
+            (ref, entry["config"]): _said(entry["other"], arch)
+            for row in variant["builds"]
+            if row["arch"] == arch
+            for entry in row.get("same", ())
+        }
+    return Judged(frozenset(passing - failing.keys()), failing, twins)
+
+
+def _arch(device: Mapping[str, Any]) -> str:
+    """The name of the architecture that a device's builds are compiled for; "" if there is none."""
+    major, _, minor = str(device.get("capability") or "").partition(".")
+    return arch_of((int(major), int(minor))).target if major.isdigit() and minor.isdigit() else ""
+
+
+def _said(other: str, arch: str) -> str:
+    return f"{arch} gets the binary of {other}"
 
 
 def _joined(one: Judged, other: Judged) -> Judged:
     """A failure is never replaced by a pass."""
     failing = one.failing | other.failing
-    return Judged((one.passing | other.passing) - failing.keys(), failing)
+    same = other.same | one.same
+    return Judged((one.passing | other.passing) - failing.keys(), failing, same)
 
 
 def _unknown(found: Judged, known: Judged) -> Judged:
@@ -115,6 +148,7 @@ def _unknown(found: Judged, known: Judged) -> Judged:
     return Judged(
         frozenset(fresh(found.passing)),
         {key: found.failing[key] for key in fresh(found.failing)},
+        found.same,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from hashlib import sha256
 from typing import Any
 
 from verify.variant import Binary, Build
@@ -26,6 +27,7 @@ def compile_build(build: Build, *, disassemble: bool) -> dict[str, Any]:
         "spill_budget": build.spill_budget,
         "sass": sass,
         "unread": unread,
+        "code": sha256(result.cubin).hexdigest()[:16] if isinstance(result, Binary) else "",
         "error": "; ".join(broken),
     }
 

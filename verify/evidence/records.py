@@ -183,6 +183,7 @@ class Built:
     or where the build was left to a larger profile (`error` is empty).  error: also what a compiled
     build breaks of its own declaration.  spill_budget: as declared; None where there is none.
     sass: `verify.cuda.sass.Counts` as data; None where `unread` says why, and in older records.
+    code: a hash of the binary; empty where there is none, and in older records.
     """
 
     variant: str
@@ -194,6 +195,7 @@ class Built:
     spill_budget: Integer | None = None
     sass: dict[str, dict[str, Integer]] | None = None
     unread: str = ""
+    code: str = ""
 
 
 Record = RunInfo | VariantEntry | Begin | Interruption | Verdict | Drawn | NotRun | Built

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from verify.document import text
 from verify.evidence import Built
 from verify.evidence.strict_json import Number
-from verify.report.schema import BuildsReport, InstructionsReport
-from verify.variant import compiled_archs
+from verify.report.schema import BuildsReport, InstructionsReport, SameReport
+from verify.variant import Config, compiled_archs
 
 # Kinds of instructions whose numbers are told: loads of matrices, asynchronous copies, tensor
 # copies, special functions, and accesses to memory that stands in for registers.
@@ -34,6 +34,9 @@ def by_arch(builds: Iterable[Built], configs: Sequence[str] = ()) -> list[Builds
 
 
 def _one_arch(arch: str, builds: list[Built], configs: Sequence[str]) -> BuildsReport:
+    same = same_configs(builds)
+    twins = {entry["config"] for entry in same}
+    builds = [b for b in builds if _config_and_rest(b.build)[0] not in twins]
     builds = sorted(builds, key=lambda b: b.build)
     failing = [b for b in builds if b.error]
     spilling = {b.build: b.resources for b in builds if b.resources and _spilled(b.resources)}
@@ -59,7 +62,48 @@ def _one_arch(arch: str, builds: list[Built], configs: Sequence[str]) -> BuildsR
         "kinds": _kinds([b.sass["kernel"] for b in builds if b.sass is not None]),
         "unread": len(unread),
         "unread_reason": text.shorter(unread[0], _MESSAGE) if unread else "",
+        "same": same,
     }
+
+
+def same_configs(builds: Iterable[Built]) -> list[SameReport]:
+    """The configs whose compiled builds have, each of them, the binary of the build of one other
+    config that differs in nothing else; of one variant and architecture.
+
+    The other config is one listed earlier that is not itself the same as a third.  A config with a
+    failing build counts by itself, and so does one of whose builds none can be compared.
+    """
+    found: dict[str, dict[str, Built]] = {}
+    for build in builds:
+        config, rest = _config_and_rest(build.build)
+        if config and (build.error or build.resources):
+            found.setdefault(config, {})[rest] = build
+    same: list[SameReport] = []
+    kept: list[str] = []
+    for config, own in found.items():
+        others = (o for o in kept if all(_alike(b, found[o].get(r)) for r, b in own.items()))
+        other = next(others, None)
+        if other is None:
+            kept.append(config)
+        else:
+            same.append({"config": config, "other": other, "builds": len(own)})
+    return same
+
+
+def _alike(one: Built, other: Built | None) -> bool:
+    """Whether two builds have one binary, and nothing is wrong with either."""
+    return other is not None and one.code == other.code != "" and not one.error and not other.error
+
+
+def _config_and_rest(name: str) -> tuple[str, str]:
+    """A build's name in two parts, its config and what follows; without a config in front "" and
+    the name."""
+    config, _, rest = name.partition(", ")
+    try:
+        Config.parse(config)
+    except ValueError:
+        return "", name
+    return config, rest
 
 
 def _by_config(builds: list[Built], configs: Sequence[str]) -> list[InstructionsReport]:

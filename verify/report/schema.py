@@ -201,6 +201,14 @@ class InstructionsReport(TypedDict):
     arithmetic_loop: list[Number]
 
 
+class SameReport(TypedDict):
+    """A config whose binaries are all those of an earlier one.  builds: how many were compared."""
+
+    config: str
+    other: str
+    builds: Integer
+
+
 class BuildsReport(TypedDict):
     """What a variant's builds need on one architecture, as the compiler says; nothing was run.
 
@@ -212,8 +220,8 @@ class BuildsReport(TypedDict):
     per thread; spill_budget: what it declares that it may spill, None without a budget.  seconds:
     of all compilations.  instructions: by config.  unread: compiled builds whose instructions were
     not read, with the `unread_reason` of the first.  kinds: by kind of instruction of KINDS, the
-    smallest and largest number in a build that was read.  The last five are missing in older
-    reports.
+    smallest and largest number in a build that was read.  same: configs that no number here counts,
+    since their binaries are those of others.  The last six are missing in older reports.
     """
 
     arch: str
@@ -234,6 +242,7 @@ class BuildsReport(TypedDict):
     unread: NotRequired[Integer]
     unread_reason: NotRequired[str]
     kinds: NotRequired[dict[str, list[Integer]]]
+    same: NotRequired[list[SameReport]]
 
 
 class Cell(TypedDict):

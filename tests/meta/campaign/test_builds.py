@@ -110,6 +110,9 @@ class TestPlantedBuilds:
         assert counts["loop"]["total"] < counts["kernel"]["total"]
         resources = records["default-resources"]
         assert (resources.sass, resources.unread) == (None, "its compile() returns no binary")
+        assert resources.code == ""
+        codes = [record.code for record in records.values() if record.code]
+        assert len(codes) == len(set(codes)) == 4  # four binaries, four hashes
 
     def test_the_report_says_all_of_it(self, compiled) -> None:
         _, records = compiled

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.fake_campaign import BINS, DEVICE, entry, evidence, failing, verdict
+from tests.harness.fake_campaign import BINS, DEVICE, built, entry, evidence, failing, verdict
 from tests.harness.kernel_files import Writer
 from verify.campaign.judged import Judged, judged, of_evidence, of_report
 from verify.cell.discovery import roster
@@ -59,6 +59,39 @@ def test_a_failure_convicts_its_config_alone_unless_it_is_known() -> None:
     known = Xfail(cases=re.escape(bad.case), link="x", expires=date(2099, 1, 1), witness=bad.case)
     excused = of_evidence(mixed, SOURCE, Xfails((known,)))
     assert excused == Judged(frozenset({("triton-fwd", "m64n64w4s2", "float16")}), {})
+
+
+TWIN = f"{CONFIG}-warp_specialize_1"
+SAME_BINARY = tuple(
+    built("triton-fwd", arch, f"{config}, d 64", code=code)
+    for arch, config, code in (
+        ("sm_90a", CONFIG, "aa"),
+        ("sm_90a", TWIN, "aa"),
+        ("sm_100a", CONFIG, "bb"),
+        ("sm_100a", TWIN, "cc"),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("capability", "same"),
+    [("9.0", {("triton-fwd", TWIN): f"sm_90a gets the binary of {CONFIG}"}), ("10.0", {})],
+)
+def test_a_config_with_the_binaries_of_another_is_not_timed(capability, same) -> None:
+    """Where it gets them: evidence and report say the same, of the device's architecture alone."""
+    passing = [verdict("triton-fwd", "float16", 1, config=config) for config in (CONFIG, TWIN)]
+    found = of(*passing, builds=SAME_BINARY)
+    run = dataclasses.replace(found.run, device=found.run.device | {"capability": capability})
+    found = dataclasses.replace(found, runs=(run,))
+    (declaration,) = (e for e in found.variants if e.ref == "triton-fwd")
+    of_run = of_evidence(found, SOURCE, Xfails())
+    assert of_run.same == same
+    assert of_report(build(found, BINS), SOURCE).same == same
+    assert of_evidence(found, {"triton-fwd": "9"}, Xfails()).same == {}
+    refusal = of_run.refusal(declaration, Config.parse(TWIN), "float16")
+    said = f"no config of its own: sm_90a gets the binary of {CONFIG}"
+    assert refusal == (said if same else None)
+    assert of_run.refusal(declaration, Config.parse(CONFIG), "float16") is None
 
 
 def test_a_report_says_the_same_of_complete_dtypes() -> None:

@@ -294,6 +294,18 @@ def test_what_the_suite_does_not_time_is_listed() -> None:
     ]
 
 
+def test_a_config_with_the_binary_of_another_is_listed_and_not_timed() -> None:
+    (one,) = roster([kernel("one")]).declarations
+    passing = frozenset((one.ref, config.name, "float16") for config in one.configs)
+    same = {(one.ref, "m64"): "sm_90a gets the binary of m16"}
+    shapes = of_shapes([(1, 2, 32, 8)], ("forward",), ("full",))
+    request = Request(kernels=(), suite=Suite(shapes), named="own", folder=folder())
+    candidates, left = select(request, [one], Judged(passing, {}, same))
+    assert [candidate.config.name for candidate in candidates] == ["m16", "m32"]
+    told = [(entry["config"], entry["reason"]) for entry in left]
+    assert told == [("m64", "no config of its own: sm_90a gets the binary of m16")]
+
+
 def test_what_was_timed_before_an_interruption_is_kept(
     bench: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ import triton
 from kernels.triton import (
     block_pointer_forward,
     decode_forward,
+    descriptor_builds,
     descriptor_forward,
     flash_backward,
     flash_forward,
@@ -130,7 +131,7 @@ def test_builds_are_representative(module):
         ([fp8_forward.VARIANT], {None: fp8_forward._SPILL_BUDGETS}),
         (fp8_transposed_forward.VARIANTS, fp8_transposed_forward.SPILL_BUDGETS),
         ([block_pointer_forward.VARIANT], {None: block_pointer_forward.SPILL_BUDGETS}),
-        (descriptor_forward.VARIANTS, descriptor_forward.SPILL_BUDGETS),
+        (descriptor_forward.VARIANTS, descriptor_builds.SPILL_BUDGETS),
     ],
     ids=["forward", "backward", "decode", "fp8", "fp8 transposed", "block pointers", "descriptors"],
 )

@@ -117,8 +117,73 @@ def test_an_older_report_is_read_and_shown(report: Report) -> None:
     data = json.loads(dumps(report))
     for variant in data["variants"]:
         for row in variant["builds"]:
-            for field in ("spill_budget", "instructions", "unread", "unread_reason", "kinds"):
+            for field in (
+                *("spill_budget", "instructions", "unread", "unread_reason"),
+                "kinds",
+                "same",
+            ):
                 del row[field]
     older = parse(data)
     assert "SASS" not in as_markdown(older)
     assert builds.section(older, None).title == "Builds"
+
+
+TWIN = f"{CONFIG}-warp_specialize_1"
+
+
+def compiled_as(config: str, rest: str, code: str, **changes) -> Built:
+    """A build of triton-fwd of any config, with the hash of its binary."""
+    sass = {"kernel": KERNEL, "loop": LOOP}
+    return built(
+        "triton-fwd", "sm_90a", f"{config}, {rest}", **({"sass": sass, "code": code} | changes)
+    )
+
+
+def test_a_config_with_the_binaries_of_another_is_said_and_not_counted() -> None:
+    report = made(
+        compiled_as(CONFIG, "d 64", "aa"),
+        compiled_as(CONFIG, "d 128", "bb"),
+        compiled_as(TWIN, "d 64", "aa"),
+        compiled_as(TWIN, "d 128", "bb"),
+    )
+    (row,) = of(report, "triton-fwd")["builds"]
+    assert row["same"] == [{"config": TWIN, "other": CONFIG, "builds": 2}]
+    assert (row["builds"], row["compiled"]) == (2, 2)
+    assert [(one["config"], one["builds"]) for one in row["instructions"]] == [(CONFIG, 2)]
+    said = (
+        f"`{TWIN}` compiles to the binary of `{CONFIG}` in all 2 builds compared: it is not"
+        " counted as a config of its own."
+    )
+    assert said in as_markdown(report)
+    assert "not counted as a config of its own" in as_html(report)
+    again = parse(json.loads(dumps(report)))
+    assert of(again, "triton-fwd")["builds"] == [row]
+
+
+@pytest.mark.parametrize(
+    "twin",
+    [
+        (compiled_as(TWIN, "d 64", "aa"), compiled_as(TWIN, "d 128", "cc")),  # one differs
+        (compiled_as(TWIN, "d 64", "aa"), compiled_as(TWIN, "d 256", "bb")),  # one has no twin
+        (compiled_as(TWIN, "d 64", ""),),  # its binary is not known
+        (compiled_as(TWIN, "d 64", "aa", error="spills"),),  # it fails
+        (compiled_as(TWIN, "d 64", "aa", resources=None, error="no such pass"),),
+    ],
+)
+def test_any_difference_makes_a_config_of_its_own(twin: tuple[Built, ...]) -> None:
+    report = made(compiled_as(CONFIG, "d 64", "aa"), compiled_as(CONFIG, "d 128", "bb"), *twin)
+    (row,) = of(report, "triton-fwd")["builds"]
+    assert row["same"] == []
+    assert row["builds"] == 2 + len(twin)
+    assert "config of its own" not in as_markdown(report)
+
+
+def test_builds_that_were_left_out_compare_with_nothing() -> None:
+    """A build that was listed and not compiled says nothing for its config, and nothing against."""
+    left = compiled_as(TWIN, "d 128", "", resources=None, sass=None)
+    report = made(compiled_as(CONFIG, "d 64", "aa"), compiled_as(TWIN, "d 64", "aa"), left)
+    (row,) = of(report, "triton-fwd")["builds"]
+    assert row["same"] == [{"config": TWIN, "other": CONFIG, "builds": 1}]
+    assert "in the one build compared" in as_markdown(report)
+    alone = made(compiled_as(CONFIG, "d 64", "aa"), left)
+    assert of(alone, "triton-fwd")["builds"][0]["same"] == []

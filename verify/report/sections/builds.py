@@ -52,6 +52,7 @@ def _blocks(report: Report) -> Iterator[doc.Block]:
     if rows:
         yield doc.Table(COLUMNS, rows)
         yield doc.Paragraph(_NOTE, note=True)
+    yield from doc.listed([*_same(report)], doc.Paragraph)
     yield from _instructions(report)
     yield from _kinds(report)
     broken: list[doc.Block] = [
@@ -74,6 +75,26 @@ def _row(ref: str, b: BuildsReport) -> doc.Row:
         _budget(b),
         doc.Span(b["spill_build"], "code") if b["spill_build"] else text.NONE,
     )
+
+
+def _same(report: Report) -> Iterator[doc.Block]:
+    """A sentence of each config that has the binaries of another one."""
+    for v in ordered(report):
+        for b in v["builds"]:
+            for same in b.get("same", ()):
+                yield doc.Paragraph(
+                    (
+                        *(doc.Span(v["ref"], "strong"), " · ", doc.Span(b["arch"], "code"), " · "),
+                        *(doc.Span(same["config"], "code"), " compiles to the binary of "),
+                        *(doc.Span(same["other"], "code"), f" in {_all_of(same['builds'])}"),
+                        ": it is not counted as a config of its own.",
+                    ),
+                    note=True,
+                )
+
+
+def _all_of(builds: int) -> str:
+    return "the one build compared" if builds == 1 else f"all {builds} builds compared"
 
 
 def _budget(b: BuildsReport) -> doc.Number:
