@@ -3,8 +3,8 @@ e4m3 or e5m2.
 
 The algorithm is that of `flash_forward` (Dao, arXiv 2307.08691, algorithm 1) with both products in
 8 bits, as in FlashAttention-3 (Shah et al., arXiv 2407.08608, section 3.3).  q, k and v may come
-with factors dq, dk and dv (per tensor, or per batch and key head), and the attention is that of q
-dq, k dk and v dv:
+with factors dq, dk and dv (per tensor, per batch and key head, or per block of 64 or 128 rows), and
+the attention is that of q dq, k dk and v dv:
 
     x     = (softmax_scale log2 e dq dk) (q . k)    three roundings of the factor, then one more
     m'    = max(m, max x)
@@ -18,16 +18,12 @@ FlashAttention-3 writes 256 p as 2^(x - (m' - 8)).  Where m is large that rounds
 may leave e4m3's range; p is multiplied here instead, which is exact, keeps 256 p at most 256, and
 leaves l and LSE free of the factor.
 
+Factors, the step of the softmax, and what matrix units do to sums of 8-bit products: `eight_bits`.
+Both 8-bit operands of wgmma and of mma.sync must run along the sum, which V does not: Triton
+transposes its tile on the way, in registers.
+
 Compiled without fp fusion: a fused q.k * factor - m would subtract a rounded product from an exact
 one, and the largest probability would no longer be exactly 1.
-
-The 8-bit matrix units of sm_89 and sm_90 keep 13 fraction bits of a sum.  On sm_90
-`max_num_imprecise_acc=32` has Triton start each wgmma (32 products) at zero and add its result to
-an accumulator in fp32; with 0 it would widen the operands to fp16, as it does wherever wgmma does
-not fit (tiles of 32 rows).  On sm_89 Triton ignores that argument and chains, so operands are
-widened here.  On sm_100 and sm_120 it ignores it too, and need not heed it: their units keep 25
-bits.  Both 8-bit operands of wgmma and of mma.sync must run along the sum, which V does not: Triton
-transposes its tile on the way, in registers.
 
 Masks, walk over the keys and builds are those of `flash_forward`.
 """
@@ -43,7 +39,6 @@ from torch import Tensor
 from kernels.masks import mask_build, mask_tables
 from kernels.triton.common import (
     LOG2_E,
-    Blocks,
     Launch,
     counts,
     head_dim_bucket,
@@ -53,6 +48,21 @@ from kernels.triton.common import (
     twice,
 )
 from kernels.triton.compile import arguments, binary, expected, meta
+from kernels.triton.eight_bits import (
+    BUCKETS,
+    PROMOTION,
+    block_scores,
+    effective_blocks,
+    given_factors,
+    keywords,
+    meta_descales,
+    output_scale,
+    saturated,
+    stepped_8,
+    tile_factors,
+    widens,
+)
+from kernels.triton.online_softmax import finished, masked, started
 from kernels.triton.tiles import (
     block_at,
     blocks_of,
@@ -69,7 +79,6 @@ from verify.variant import (
     Build,
     Config,
     Contract,
-    Descales,
     Numerics,
     Output,
     Products,
@@ -80,23 +89,6 @@ from verify.variant import (
     Workspace,
 )
 
-BUCKETS = (32, 64, 128, 256)  # an 8-bit product is 32 deep
-PROMOTION = 32
-# The largest finite numbers of the 8-bit formats of O.
-LARGEST_OUT = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
-
-
-@triton.jit
-def _descale(descales, steps, NUMBER: tl.constexpr, batch, head_kv):
-    """The factor of that tensor of q, k and v."""
-    return tl.load(head_of(descales[NUMBER], steps[NUMBER], batch, head_kv, False))
-
-
-@triton.jit
-def saturated(x, largest: tl.constexpr):
-    """x between -largest and largest, which the cast to 8 bits need not see to; NaN stays NaN."""
-    return tl.clamp(x, -largest, largest, propagate_nan=tl.PropagateNan.ALL)
-
 
 def _fp8_forward(  # noqa: PLR0915, PLR0917
     q,  # (batch, heads_q, seqlen_q, head_dim), any strides but the innermost, which is 1
@@ -105,9 +97,7 @@ def _fp8_forward(  # noqa: PLR0915, PLR0917
     out,
     lse,  # float32 (batch, heads_q, seqlen_q), contiguous
     tables,  # of the keys that rows see
-    # factors of q, k and v, float32 (batch, heads_kv), any strides; None if there are none
-    descales,
-    descale_steps,
+    factors,  # of q, k and v, float32, and their strides; None and None if there are none
     steps,  # strides of q, k, v and out
     head_dims,
     heads_q: tl.int32,
@@ -121,6 +111,7 @@ def _fp8_forward(  # noqa: PLR0915, PLR0917
     KIND: tl.constexpr,
     WIDEN: tl.constexpr,  # multiply in fp16
     IMPRECISE: tl.constexpr,  # products that a 13-bit accumulator may add up
+    ROWS: tl.constexpr,  # that share a factor; 0: all of a head
     ALIGNED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -143,12 +134,8 @@ def _fp8_forward(  # noqa: PLR0915, PLR0917
     low, high = seen_keys(row, tables, batch, sizes, KIND)
     first, last, walk = key_walk(low, high, seqlen_kv, BLOCK_N)
 
-    factor = scale_log2
-    factor_v = 0.00390625  # 1 / 256
-    if descales is not None:
-        factor = factor * _descale(descales, descale_steps, 0, batch, head_kv)
-        factor = factor * _descale(descales, descale_steps, 1, batch, head_kv)
-        factor_v = factor_v * _descale(descales, descale_steps, 2, batch, head_kv)
+    heads = head, head_kv
+    factor, factor_v = tile_factors(factors, scale_log2, batch, heads, row, ROWS)
 
     keys = tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
@@ -160,13 +147,11 @@ def _fp8_forward(  # noqa: PLR0915, PLR0917
     k_head = head_of(k, steps[1], batch, head_kv, ALIGNED)
     v_head = head_of(v, steps[2], batch, head_kv, ALIGNED)
 
-    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741 - the paper's name
-    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    m, l, acc = started(BLOCK_M, BLOCK_DV)  # noqa: E741 - the paper's name
     for EDGE in tl.static_range(2):
         for i in range(blocks_of(walk, EDGE)):
-            block = block_at(walk, i, EDGE)
-            key = block * BLOCK_N + keys
+            begin = block_at(walk, i, EDGE) * BLOCK_N
+            key = begin + keys
             k_mask = dims[None, :] < head_dim
             v_mask = dims_v[None, :] < head_dim_v
             if EDGE == 1:
@@ -180,64 +165,31 @@ def _fp8_forward(  # noqa: PLR0915, PLR0917
             k_tile = tl.load(k_rows + dims[None, :], mask=k_mask, other=0.0)
             if WIDEN:
                 k_tile = k_tile.to(tl.float16)
-            x = tl.dot(q_tile, tl.trans(k_tile), max_num_imprecise_acc=IMPRECISE) * factor
+            x = tl.dot(q_tile, tl.trans(k_tile), max_num_imprecise_acc=IMPRECISE)
+            x = block_scores(x, factor, factors, batch, head_kv, begin, ROWS)
             if EDGE == 1:
-                x = tl.where(
-                    (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]),
-                    x,
-                    float("-inf"),
-                )
+                x = masked(x, key, low, high)
 
-            m_new = tl.maximum(m, tl.max(x, 1))
-            # While a row has seen no key, m is -inf: subtract 0 instead, since -inf - -inf is NaN.
-            shift = tl.where(m_new == float("-inf"), 0.0, m_new)
-            p = tl.exp2(x - shift[:, None])
-            alpha = tl.exp2(m - shift)
-            l = l * alpha + tl.sum(p, 1)  # noqa: E741
-            acc = acc * alpha[:, None]
             v_rows = rows_of(v_head, steps[2], key, ALIGNED)
             v_tile = tl.load(v_rows + dims_v[None, :], mask=v_mask, other=0.0)
-            p_tile = (p * 256.0).to(v_tile.dtype)
-            if WIDEN:
-                p_tile = p_tile.to(tl.float16)
-                v_tile = v_tile.to(tl.float16)
-            acc = tl.dot(p_tile, v_tile, acc, max_num_imprecise_acc=IMPRECISE)
-            m = m_new
+            place = batch, head_kv, begin
+            m, l, acc = stepped_8(  # noqa: E741
+                x, v_tile, m, l, acc, factors, place, WIDEN, IMPRECISE, ROWS
+            )
 
-    # An empty row has l = 0, acc = 0 and m = -inf, so O = 0 and LSE = -inf.
-    denominator = tl.where(l == 0.0, 1.0, l)
-    o_tile = acc / denominator[:, None] * factor_v
+    o_tile, lse_rows = finished(m, l, acc)
+    o_tile = o_tile * factor_v
     if output_scale is not None:
         o_tile = saturated(o_tile * output_scale, LARGEST_OUT)
-    lse_rows = 0.6931471805599453 * (m + tl.log2(denominator))
     valid = rows < seqlen_q
     o_rows = rows_of(head_of(out, steps[3], batch, head, ALIGNED), steps[3], row, ALIGNED)
     o_mask = valid[:, None] & (dims_v[None, :] < head_dim_v)
     tl.store(o_rows + dims_v[None, :], o_tile.to(out.dtype.element_ty), mask=o_mask)
+    lse_rows = 0.6931471805599453 * lse_rows
     tl.store(lse + (batch * heads_q + head) * seqlen_q + rows, lse_rows, mask=valid)
 
 
 aligned, general = twice(_fp8_forward)
-
-
-def effective_blocks(config: Config, bucket: int, aligned: bool = True) -> Blocks:
-    """The blocks launched for a config, which must name all four; block_n, the keys per rescale, is
-    always the config's.  `bucket` is that of the larger head dim.
-
-    A config is launched as declared where the tensors are aligned, up to bucket 128.  Elsewhere it
-    would spill, and 32 rows or fewer also keep to mma.sync on Hopper: see
-    `flash_forward.effective_blocks`.
-    """
-    declared = Blocks.declared(config)
-    if aligned and bucket <= 128:
-        return declared
-    rows = 32 if aligned or bucket <= 128 else 16
-    return Blocks(rows, declared.block_n, num_warps=8, num_stages=2)
-
-
-def output_scale(args: AttentionArgs, out: Tensor) -> float | None:
-    """The factor of an 8-bit O; None if O has 16 bits."""
-    return args.output_scale if out.dtype in LARGEST_OUT else None
 
 
 def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None, *, widen: bool) -> Launch:
@@ -250,17 +202,12 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None, *, widen: bool)
     bucket = max(BUCKETS[0], head_dim_bucket(max(args.head_dim, args.head_dim_v)))
     fast = is_aligned(args, out)
     blocks = effective_blocks(args.config, bucket, fast)
-    factors: tuple[Tensor, ...] | None = None
-    factor_steps: tuple[tuple[int, ...], ...] | None = None
-    if args.descales is not None:
-        factors = (args.descales.q, args.descales.k, args.descales.v)
-        factor_steps = steps(*factors, aligned=False)
+    given, shared = given_factors(args, blocks.block_n)
     return Launch(
         aligned if fast else general,
         args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),
         (
-            *(args.q, args.k, args.v, out, lse, mask_tables(args, mask)),
-            *(factors, factor_steps),
+            *(args.q, args.k, args.v, out, lse, mask_tables(args, mask), given),
             steps(args.q, args.k, args.v, out, aligned=fast),
             head_dims(args, aligned=fast),
             *counts(args, args.heads_q, mask),
@@ -269,32 +216,31 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None, *, widen: bool)
         ),
         {
             **blocks.keywords(mask.kind, bucket, fast),
-            "WIDEN": widen,
-            "IMPRECISE": PROMOTION,
-            "LARGEST_OUT": LARGEST_OUT.get(out.dtype),
+            **keywords(out, PROMOTION, shared, widen=widen),
         },
     )
 
 
 def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
     """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside SUPPORT."""
-    ada = args.q.is_cuda and torch.cuda.get_device_capability(args.q.device) == (8, 9)
-    kernel = launch(args, out, lse, widen=ada)
+    kernel = launch(args, out, lse, widen=widens(args.q))
     with torch.cuda.device_of(args.q):
         kernel.run()
 
 
 def builds(arch: str) -> list[Build]:
     """Every config by head-dim bucket with factors per head, each mask once, builds for
-    unaligned rows and of 8-bit outputs; from sm_89 on."""
+    unaligned rows, of 8-bit outputs and with factors per block; from sm_89 on."""
     if arch in ("sm_80", "sm_86"):
         return []
     found = []
     for config in VARIANT.configs:
-        for head_dim, kind, aligned, out in _BUILDS:
+        for shape in _BUILDS:
+            head_dim, kind, aligned, out, word = shape
             name = f"{config.name}, d {head_dim}, {kind}{'' if aligned else ', unaligned'}"
             name += "" if out == "bfloat16" else f", out {out}"
-            compile_ = partial(_compile, config, (head_dim, kind, aligned, out), arch)
+            name += "" if word == "head" else f", {word}"
+            compile_ = partial(_compile, config, shape, arch)
             expects = expected("float8_e4m3fn", aligned=aligned)
             budget = _SPILL_BUDGETS.get(name, {}).get(arch, 0)
             found.append(Build(name, compile_, budget, expects))
@@ -308,29 +254,31 @@ _SPILL_BUDGETS = {
 }
 
 _BUILDS = (
-    (128, "full", True, "bfloat16"),
-    (64, "causal", True, "bfloat16"),
-    (256, "window", True, "bfloat16"),
-    (32, "interval", True, "bfloat16"),
-    (72, "causal", False, "bfloat16"),
-    (128, "causal", True, "float8_e4m3fn"),
-    (72, "window", False, "float8_e5m2"),
+    (128, "full", True, "bfloat16", "head"),
+    (64, "causal", True, "bfloat16", "head"),
+    (256, "window", True, "bfloat16", "head"),
+    (32, "interval", True, "bfloat16", "head"),
+    (72, "causal", False, "bfloat16", "head"),
+    (128, "causal", True, "float8_e4m3fn", "head"),
+    (72, "window", False, "float8_e5m2", "head"),
+    (128, "causal", True, "bfloat16", "block64"),
+    (64, "full", True, "bfloat16", "block128"),
 )
 
 
-def _compile(config: Config, shape: tuple[int, str, bool, str], arch: str) -> Binary:
-    head_dim, kind, aligned, dtype_out = shape
+def _compile(config: Config, shape: tuple[int, str, bool, str, str], arch: str) -> Binary:
+    head_dim, kind, aligned, dtype_out, word = shape
     args = arguments(config, "float8_e4m3fn", head_dim, kind, aligned=aligned)
-    factors = Descales(*(meta((args.batch, args.heads_kv), "float32") for _ in "qkv"))
+    args = replace(args, descales=meta_descales(args, word))
     out = meta(tuple(args.q.shape), dtype_out, aligned=aligned)
     lse = meta(tuple(args.q.shape[:3]), "float32")
-    return binary(launch(replace(args, descales=factors), out, lse, widen=arch == "sm_89"), arch)
+    return binary(launch(args, out, lse, widen=arch == "sm_89"), arch)
 
 
 SUPPORT = Support(
     dtypes=("float8_e4m3fn",),
     dtypes_out=("float16", "float8_e4m3fn", "float8_e5m2"),
-    descalings=("none", "tensor", "head"),
+    descalings=("none", "tensor", "head", "block64", "block128"),
     head_dims=range(16, 257),
     masks=("full", "causal", "causal.tl", "window", "lengths", "documents", "prefix"),
     intersections=True,

@@ -43,14 +43,21 @@ from kernels.triton.common import (
     twice,
 )
 from kernels.triton.compile import arguments, binary, expected, meta
-from kernels.triton.fp8_forward import (
+from kernels.triton.eight_bits import (
     BUCKETS,
-    LARGEST_OUT,
     PROMOTION,
+    block_scores,
     effective_blocks,
+    given_factors,
+    keywords,
+    meta_descales,
     output_scale,
     saturated,
+    stepped_8,
+    tile_factors,
+    widens,
 )
+from kernels.triton.online_softmax import finished, masked, started
 from kernels.triton.tiles import (
     block_at,
     blocks_of,
@@ -66,7 +73,6 @@ from verify.variant import (
     Binary,
     Build,
     Config,
-    Descales,
     Stored,
     Variant,
     Workspace,
@@ -76,22 +82,14 @@ STORAGE = "transposedv"
 PIECE = tl.constexpr(16)  # keys: bytes of an asynchronous copy
 
 
-@triton.jit
-def _descale(descales, steps, NUMBER: tl.constexpr, batch, head_kv):
-    """The factor of that tensor of q, k and v."""
-    return tl.load(head_of(descales[NUMBER], steps[NUMBER], batch, head_kv, False))
-
-
-def _fp8_transposed_forward(  # noqa: PLR0912, PLR0915, PLR0917
+def _fp8_transposed_forward(  # noqa: PLR0915, PLR0917
     q,  # (batch, heads_q, seqlen_q, head_dim), any strides but the innermost, which is 1
     k,  # (batch, heads_kv, seqlen_kv, head_dim)
     v,  # (batch, heads_kv, head_dim_v, seqlen_kv), any strides but the innermost, which is 1
     out,  # (batch, heads_q, seqlen_q, head_dim_v)
     lse,  # float32 (batch, heads_q, seqlen_q), contiguous
     tables,  # of the keys that rows see
-    # factors of q, k and v, float32 (batch, heads_kv), any strides; None if there are none
-    descales,
-    descale_steps,
+    factors,  # of q, k and v, float32, and their strides; None and None if there are none
     steps,  # strides of q, k, v and out
     head_dims,
     heads_q: tl.int32,
@@ -105,6 +103,7 @@ def _fp8_transposed_forward(  # noqa: PLR0912, PLR0915, PLR0917
     KIND: tl.constexpr,
     WIDEN: tl.constexpr,  # multiply in fp16
     IMPRECISE: tl.constexpr,  # products that a 13-bit accumulator may add up; None: a block's
+    ROWS: tl.constexpr,  # that share a factor; 0: all of a head
     ALIGNED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -127,12 +126,8 @@ def _fp8_transposed_forward(  # noqa: PLR0912, PLR0915, PLR0917
     low, high = seen_keys(row, tables, batch, sizes, KIND)
     first, last, walk = key_walk(low, high, seqlen_kv, BLOCK_N)
 
-    factor = scale_log2
-    factor_v = 0.00390625  # 1 / 256
-    if descales is not None:
-        factor = factor * _descale(descales, descale_steps, 0, batch, head_kv)
-        factor = factor * _descale(descales, descale_steps, 1, batch, head_kv)
-        factor_v = factor_v * _descale(descales, descale_steps, 2, batch, head_kv)
+    heads = head, head_kv
+    factor, factor_v = tile_factors(factors, scale_log2, batch, heads, row, ROWS)
 
     keys = tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
@@ -144,13 +139,11 @@ def _fp8_transposed_forward(  # noqa: PLR0912, PLR0915, PLR0917
     k_head = head_of(k, steps[1], batch, head_kv, ALIGNED)
     v_head = head_of(v, steps[2], batch, head_kv, ALIGNED)
 
-    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741 - the paper's name
-    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    m, l, acc = started(BLOCK_M, BLOCK_DV)  # noqa: E741 - the paper's name
     for EDGE in tl.static_range(2):
         for i in range(blocks_of(walk, EDGE)):
-            block = block_at(walk, i, EDGE)
-            key = block * BLOCK_N + keys
+            begin = block_at(walk, i, EDGE) * BLOCK_N
+            key = begin + keys
             k_mask = dims[None, :] < head_dim
             v_mask = dims_v[:, None] < head_dim_v
             if EDGE == 1:
@@ -168,41 +161,25 @@ def _fp8_transposed_forward(  # noqa: PLR0912, PLR0915, PLR0917
             k_tile = tl.load(k_rows + dims[None, :], mask=k_mask, other=0.0)
             if WIDEN:
                 k_tile = k_tile.to(tl.float16)
-            x = tl.dot(q_tile, tl.trans(k_tile), max_num_imprecise_acc=IMPRECISE) * factor
+            x = tl.dot(q_tile, tl.trans(k_tile), max_num_imprecise_acc=IMPRECISE)
+            x = block_scores(x, factor, factors, batch, head_kv, begin, ROWS)
             if EDGE == 1:
-                x = tl.where(
-                    (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]),
-                    x,
-                    float("-inf"),
-                )
+                x = masked(x, key, low, high)
 
-            m_new = tl.maximum(m, tl.max(x, 1))
-            # While a row has seen no key, m is -inf: subtract 0 instead, since -inf - -inf is NaN.
-            shift = tl.where(m_new == float("-inf"), 0.0, m_new)
-            p = tl.exp2(x - shift[:, None])
-            alpha = tl.exp2(m - shift)
-            l = l * alpha + tl.sum(p, 1)  # noqa: E741
-            acc = acc * alpha[:, None]
             v_rows = rows_of(v_head, steps[2], dims_v, ALIGNED)
             v_tile = tl.load(v_rows + key[None, :], mask=v_mask, other=0.0)
             if ALIGNED and EDGE == 1:
                 v_tile = tl.where(seen[None, :], v_tile, 0.0)
-            p_tile = (p * 256.0).to(v_tile.dtype)
-            if WIDEN:
-                p_tile = p_tile.to(tl.float16)
-                v_tile = v_tile.to(tl.float16)
-            if IMPRECISE is None:
-                acc += tl.dot(p_tile, tl.trans(v_tile))
-            else:
-                acc = tl.dot(p_tile, tl.trans(v_tile), acc, max_num_imprecise_acc=IMPRECISE)
-            m = m_new
+            place = batch, head_kv, begin
+            m, l, acc = stepped_8(  # noqa: E741
+                x, tl.trans(v_tile), m, l, acc, factors, place, WIDEN, IMPRECISE, ROWS
+            )
 
-    # An empty row has l = 0, acc = 0 and m = -inf, so O = 0 and LSE = -inf.
-    denominator = tl.where(l == 0.0, 1.0, l)
-    o_tile = acc / denominator[:, None] * factor_v
+    o_tile, lse_rows = finished(m, l, acc)
+    o_tile = o_tile * factor_v
     if output_scale is not None:
         o_tile = saturated(o_tile * output_scale, LARGEST_OUT)
-    lse_rows = 0.6931471805599453 * (m + tl.log2(denominator))
+    lse_rows = 0.6931471805599453 * lse_rows
     valid = rows < seqlen_q
     o_rows = rows_of(head_of(out, steps[3], batch, head, ALIGNED), steps[3], row, ALIGNED)
     o_mask = valid[:, None] & (dims_v[None, :] < head_dim_v)
@@ -234,17 +211,12 @@ def launch(
     bucket = max(BUCKETS[0], head_dim_bucket(max(args.head_dim, args.head_dim_v)))
     fast = is_aligned(args, out, v) and whole_pieces(v)
     blocks = effective_blocks(args.config, bucket, fast)
-    factors: tuple[Tensor, ...] | None = None
-    factor_steps: tuple[tuple[int, ...], ...] | None = None
-    if args.descales is not None:
-        factors = (args.descales.q, args.descales.k, args.descales.v)
-        factor_steps = steps(*factors, aligned=False)
+    given, shared = given_factors(args, blocks.block_n)
     return Launch(
         aligned if fast else general,
         args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),
         (
-            *(args.q, args.k, v, out, lse, mask_tables(args, mask)),
-            *(factors, factor_steps),
+            *(args.q, args.k, v, out, lse, mask_tables(args, mask), given),
             steps(args.q, args.k, v, out, aligned=fast),
             head_dims(args, aligned=fast),
             *counts(args, args.heads_q, mask),
@@ -253,9 +225,7 @@ def launch(
         ),
         {
             **blocks.keywords(mask.kind, bucket, fast),
-            "WIDEN": widen,
-            "IMPRECISE": None if promotion == "block" else promotion,
-            "LARGEST_OUT": LARGEST_OUT.get(out.dtype),
+            **keywords(out, promotion, shared, widen=widen),
         },
     )
 
@@ -268,38 +238,40 @@ def forward(
     workspace: Workspace,
 ) -> None:
     """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside SUPPORT."""
-    ada = args.q.is_cuda and torch.cuda.get_device_capability(args.q.device) == (8, 9)
-    kernel = launch(promotion, args, out, lse, widen=ada)
+    kernel = launch(promotion, args, out, lse, widen=widens(args.q))
     with torch.cuda.device_of(args.q):
         kernel.run()
 
 
 def builds(promotion: int | str, configs: tuple[Config, ...], arch: str) -> list[Build]:
     """Every config by head-dim bucket with factors per head, each mask once, a build for
-    unaligned rows, and 8-bit outputs; from sm_89 on."""
+    unaligned rows, 8-bit outputs, and factors per block; from sm_89 on."""
     if arch in ("sm_80", "sm_86"):
         return []
     found = []
     for config in configs:
         for dtype, *shape in _BUILDS:
-            head_dim, kind, aligned, out = shape
+            head_dim, kind, aligned, out, word = shape
             name = f"{config.name}, {dtype}, d {head_dim}, {kind}{'' if aligned else ', unaligned'}"
             name += "" if out == "bfloat16" else f", out {out}"
+            name += "" if word == "head" else f", {word}"
             compile_ = partial(_compile, promotion, config, dtype, tuple(shape), arch)
             budget = SPILL_BUDGETS[promotion].get(name, {}).get(arch, 0)
             found.append(Build(name, compile_, budget, expected(dtype, aligned=aligned)))
     return found
 
 
-_BUILDS: tuple[tuple[str, int, str, bool, str], ...] = (
-    ("float8_e4m3fn", 128, "full", True, "bfloat16"),
-    ("float8_e5m2", 128, "window", True, "bfloat16"),
-    ("float8_e5m2", 64, "causal", True, "bfloat16"),
-    ("float8_e4m3fn", 256, "window", True, "bfloat16"),
-    ("float8_e4m3fn", 32, "interval", True, "bfloat16"),
-    ("float8_e5m2", 72, "causal", False, "bfloat16"),
-    ("float8_e4m3fn", 128, "causal", True, "float8_e4m3fn"),
-    ("float8_e5m2", 64, "window", True, "float8_e5m2"),
+_BUILDS: tuple[tuple[str, int, str, bool, str, str], ...] = (
+    ("float8_e4m3fn", 128, "full", True, "bfloat16", "head"),
+    ("float8_e5m2", 128, "window", True, "bfloat16", "head"),
+    ("float8_e5m2", 64, "causal", True, "bfloat16", "head"),
+    ("float8_e4m3fn", 256, "window", True, "bfloat16", "head"),
+    ("float8_e4m3fn", 32, "interval", True, "bfloat16", "head"),
+    ("float8_e5m2", 72, "causal", False, "bfloat16", "head"),
+    ("float8_e4m3fn", 128, "causal", True, "float8_e4m3fn", "head"),
+    ("float8_e5m2", 64, "window", True, "float8_e5m2", "head"),
+    ("float8_e4m3fn", 128, "causal", True, "bfloat16", "block64"),
+    ("float8_e5m2", 64, "window", True, "bfloat16", "block128"),
 )
 
 # Bytes per thread: the most of Triton 3.6 and 3.7.  64 keys that are loaded one by
@@ -318,11 +290,15 @@ SPILL_BUDGETS: dict[int | str, dict[str, dict[str, int]]] = {
 
 
 def _compile(
-    promotion: int | str, config: Config, dtype: str, shape: tuple[int, str, bool, str], arch: str
+    promotion: int | str,
+    config: Config,
+    dtype: str,
+    shape: tuple[int, str, bool, str, str],
+    arch: str,
 ) -> Binary:
-    head_dim, kind, aligned, dtype_out = shape
+    head_dim, kind, aligned, dtype_out, word = shape
     args = arguments(config, dtype, head_dim, kind, aligned=aligned)
-    factors = Descales(*(meta((args.batch, args.heads_kv), "float32") for _ in "qkv"))
+    factors = meta_descales(args, word)
     columns = meta(tuple(args.v.mT.shape), dtype, aligned=aligned)
     stored = {"v": Stored(STORAGE, STORAGE, {"": columns}, ("v",))}
     out = meta(tuple(args.q.shape), dtype_out, aligned=aligned)

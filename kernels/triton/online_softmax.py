@@ -33,17 +33,23 @@ def masked(x, key, low, high):
 
 
 @triton.jit
-def stepped(x, v_tile, m, l, acc):  # noqa: E741 - the paper's names
-    """m, l and acc after a block of keys, from its scores x (rows, keys), in base 2 and in fp32,
-    and its tile of V (keys, dims)."""
+def weighed(x, m, l):  # noqa: E741 - the paper's names
+    """m and l after a block of keys, from its scores x (rows, keys), in base 2 and in fp32; p, and
+    alpha, which rescales what has been added up of V."""
     m_new = tl.maximum(m, tl.max(x, 1))
     # While a row has seen no key, m is -inf: subtract 0 instead, since -inf - -inf is NaN.
     shift = tl.where(m_new == float("-inf"), 0.0, m_new)
     p = tl.exp2(x - shift[:, None])
     alpha = tl.exp2(m - shift)
-    l = l * alpha + tl.sum(p, 1)  # noqa: E741
+    return m_new, l * alpha + tl.sum(p, 1), p, alpha
+
+
+@triton.jit
+def stepped(x, v_tile, m, l, acc):  # noqa: E741
+    """m, l and acc after a block of keys, from its scores and its tile of V (keys, dims)."""
+    m, l, p, alpha = weighed(x, m, l)  # noqa: E741
     acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
-    return m_new, l, acc
+    return m, l, acc
 
 
 @triton.jit

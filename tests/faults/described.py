@@ -8,6 +8,7 @@ from tests.faults.fault import (
 )
 
 WHOLE = "hq=2,hkv=2,sq=128,skv=128,d=64,dtype=float16"
+BLOCK_POINTERS = "triton-block-pointer-forward"
 HOST = "triton-host-descriptor-forward"
 DEVICE = "triton-device-descriptor-forward"
 
@@ -17,6 +18,7 @@ FAULTS = (
         about="the last block of V is checked in its head dim alone, and reads rows past the end",
         source="none known",
         file=TRITON_BLOCK_POINTERS,
+        variant=BLOCK_POINTERS,
         edits=(
             (
                 (
@@ -36,6 +38,7 @@ FAULTS = (
         about="a tile of O is checked in its rows alone, and written past its head dim",
         source="none known",
         file=TRITON_BLOCK_POINTERS,
+        variant=BLOCK_POINTERS,
         edits=(
             (
                 "o_tile.to(out.dtype.element_ty), boundary_check=(0, 1))",
@@ -49,6 +52,7 @@ FAULTS = (
         about="the LSE is natural, where base 2 is promised",
         source="none known",
         file=TRITON_BLOCK_POINTERS,
+        variant=BLOCK_POINTERS,
         edits=(
             (
                 "* seqlen_q + rows, lse_rows, mask",
@@ -62,6 +66,7 @@ FAULTS = (
         about="the scores are taken for scores in base 2, without the factor log2 e of the scale",
         source="none known",
         file=TRITON_BLOCK_POINTERS,
+        variant=BLOCK_POINTERS,
         edits=(
             ("            args.softmax_scale * LOG2_E,\n", "            args.softmax_scale,\n"),
         ),

@@ -13,6 +13,7 @@ from verify.problem import Problem
 TRITON_FORWARD = "kernels/triton/flash_forward.py"
 TRITON_BACKWARD = "kernels/triton/flash_backward.py"
 TRITON_FP8 = "kernels/triton/fp8_forward.py"
+TRITON_EIGHT_BITS = "kernels/triton/eight_bits.py"
 TRITON_FP8_TRANSPOSED = "kernels/triton/fp8_transposed_forward.py"
 TRITON_DECODE = "kernels/triton/decode_forward.py"
 TRITON_BLOCK_POINTERS = "kernels/triton/block_pointer_forward.py"

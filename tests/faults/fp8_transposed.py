@@ -1,9 +1,11 @@
 """Faults of the Triton forward for 8-bit inputs whose V is stored transposed."""
 
-from tests.faults.fault import TRITON_FP8_TRANSPOSED, Fault
+from tests.faults.fault import TRITON_EIGHT_BITS, TRITON_FP8_TRANSPOSED, Fault
 
 WHOLE = "sq=32,skv=1024,d=64,dtype=float8_e4m3fn,lv=transposedv"
 VARIANT = "triton-fp8-transposed-forward"
+# It is declared for GPUs alone: the interpreter adds up its blocks exactly.
+PROMOTED_BY_BLOCK = "triton-fp8-transposed-block-forward"
 
 FAULTS = (
     Fault(
@@ -34,6 +36,21 @@ FAULTS = (
             (
                 "rows_of(v_head, steps[2], dims_v, ALIGNED)",
                 "v_head + dims_v.to(tl.int64)[:, None] * seqlen_kv",
+            ),
+        ),
+        common=WHOLE,
+    ),
+    Fault(
+        name="fp8-block-sum-in-fp16",
+        about="the sum of a block of keys is rounded to fp16, where 256 p v overflows",
+        source="SageAttention #93",
+        file=TRITON_FP8_TRANSPOSED,
+        helper=TRITON_EIGHT_BITS,
+        variant=PROMOTED_BY_BLOCK,
+        edits=(
+            (
+                "acc += tl.dot(p_tile, v_tile)",
+                "acc += tl.dot(p_tile, v_tile).to(tl.float16).to(tl.float32)",
             ),
         ),
         common=WHOLE,

@@ -120,6 +120,38 @@ FAULTS = (
         common="hq=2,hkv=2,sq=4,skv=128,d=64,dtype=float16,mask=causal",
     ),
     Fault(
+        name="decode-lse-of-parts-in-16-bits",
+        about="the LSE of a part is kept in the inputs' dtype, as its O is",
+        source="none known",
+        file=TRITON_DECODE,
+        variant="triton-decode-forward-16bit",
+        edits=(
+            (
+                '"partial_lse": (rows, "float32"),',
+                '"partial_lse": (rows, "float32" if stored == "float32" else dtype),',
+            ),
+        ),
+        common="hq=2,hkv=2,sq=4,skv=256,d=64,dtype=float16",
+    ),
+    Fault(
+        name="decode-merge-in-16-bits",
+        about="parts that are kept in 16 bits are also added up in 16 bits",
+        source="none known",
+        file=TRITON_DECODE,
+        variant="triton-decode-forward-16bit",
+        edits=(
+            (
+                "acc += weight[:, None] * tl.load(o_rows, mask=mask, other=0.0).to(tl.float32)",
+                (
+                    "part_o = tl.load(o_rows, mask=mask, other=0.0).to(tl.float32)\n"
+                    "        acc = (acc + weight[:, None] * part_o).to("
+                    "partial_out.dtype.element_ty).to(tl.float32)"
+                ),
+            ),
+        ),
+        common="hq=2,hkv=2,sq=4,skv=256,d=64,dtype=float16",
+    ),
+    Fault(
         name="parts-in-output-dtype",
         about="the parts' O is rounded to the output's dtype before it is merged",
         source="none known",

@@ -93,16 +93,23 @@ def _variants() -> Iterator[Variant]:
     from kernels.cute import hopper_fp8_forward as cute
     from kernels.gluon import hopper_fp8_forward as gluon
     from kernels.ptx import split_q_fp8 as ptx
-    from kernels.triton import fp8_forward, fp8_transposed_forward
+    from kernels.triton import block_pointer_forward, fp8_forward, fp8_transposed_forward
 
+    yield block_pointer_forward.FP8_VARIANT
     for module in (fp8_forward, fp8_transposed_forward, gluon, cute, ptx):
         yield from getattr(module, "VARIANTS", None) or [module.VARIANT]
+
+
+def as_stored(made: Quantised, word: str) -> Tensor:
+    """The factors as a kernel gets them: (batch, heads), or (batch, heads, blocks)."""
+    size = BLOCKS[word]
+    return made.factors[:, :, ::size, 0] if size else made.factors[:, :, 0, 0]
 
 
 def of_kernel(variant: Variant, inputs: tuple[Quantised, ...], word: str) -> Tensor:
     """O of a kernel, in bf16."""
     q, k, v = (each.stored for each in inputs)
-    factors = (each.factors[:, :, 0, 0].float() for each in inputs)
+    factors = (as_stored(each, word).float() for each in inputs)
     args = AttentionArgs(q, k, v, Full(), q.shape[3] ** -0.5, None, variant.configs[0])
     args = replace(args, descales=Descales(*factors, word))
     if "transposedv" in variant.support.storages:

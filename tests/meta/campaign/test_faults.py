@@ -4,6 +4,7 @@ oracles as before."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,8 @@ from tests.faults.fault import Fault
 from tests.faults.rivals import RIVALS
 from tests.faults.stand import Stand, finished, passes_allclose
 from tests.properties import tier
-from verify.cell.process import PLAIN_CUDA
+from verify.cell.discovery import collection, roster
+from verify.cell.process import PLAIN_CUDA, ROOT
 from verify.oracles import groups
 from verify.oracles.long import problems as long
 from verify.problem import Problem
@@ -53,6 +55,20 @@ def test_every_fault_is_on_record_and_what_escapes_has_its_reason() -> None:
     assert {name for name, entry in RECORD.items() if not entry.catches} == {
         fault.name for fault in FAULTS if fault.escapes
     }
+
+
+def test_every_triton_variant_has_a_fault_that_is_caught() -> None:
+    files: dict[str, list[str]] = {}
+    triton = [path for path in collection() if path.parent == ROOT / "kernels" / "triton"]
+    for declaration in roster(triton).declarations:
+        files.setdefault(str(Path(declaration.path).relative_to(ROOT)), []).append(declaration.name)
+    caught = {
+        fault.on_trial or files[fault.file][0]
+        for fault in FAULTS
+        if RECORD[fault.name].catches and fault.file in files
+    }
+    assert caught == {name for names in files.values() for name in names}
+    assert len(caught) >= 12
 
 
 def test_the_table_is_that_of_the_record() -> None:

@@ -130,7 +130,7 @@ def test_builds_are_representative(module):
         (decode_forward.VARIANTS, {None: decode_forward._SPILL_BUDGETS}),
         ([fp8_forward.VARIANT], {None: fp8_forward._SPILL_BUDGETS}),
         (fp8_transposed_forward.VARIANTS, fp8_transposed_forward.SPILL_BUDGETS),
-        ([block_pointer_forward.VARIANT], {None: block_pointer_forward.SPILL_BUDGETS}),
+        (block_pointer_forward.VARIANTS, {None: block_pointer_forward.SPILL_BUDGETS}),
         (descriptor_forward.VARIANTS, descriptor_builds.SPILL_BUDGETS),
     ],
     ids=["forward", "backward", "decode", "fp8", "fp8 transposed", "block pointers", "descriptors"],

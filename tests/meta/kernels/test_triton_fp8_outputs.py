@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.faults.fault import TRITON_FP8, Fault
+from tests.faults.fault import TRITON_EIGHT_BITS, TRITON_FP8, Fault
 from tests.faults.search import Catch, convicts
 from tests.faults.stand import Stand
 from verify.problem import Problem
@@ -21,13 +21,15 @@ STEP = f"saturated({WHOLE}, LARGEST_OUT)"
 
 @dataclass(frozen=True)
 class Planted:
-    """An edit of the source, and the cases that convict it: their oracle, scales and formats."""
+    """An edit of the source, or of a module that it imports (helper), and the cases that convict
+    it: their oracle, scales and formats."""
 
     old: str
     new: str
     scales: tuple[float, ...]
     oracle: str = "bound"
     formats: tuple[str, ...] = ("float8_e4m3fn", "float8_e5m2")
+    helper: str = ""
 
     @property
     def catches(self) -> list[Catch]:
@@ -61,6 +63,7 @@ FAULTS = {
         "torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0",
         "torch.float8_e4m3fn: 240.0, torch.float8_e5m2: 448.0",
         (2.0**15,),
+        helper=TRITON_EIGHT_BITS,
     ),
     "through-half": Planted(
         STEP, STEP.replace(WHOLE, f"({WHOLE}).to(tl.float16).to(tl.float32)"), (104.5,), "dyadic"
@@ -90,6 +93,7 @@ def test_a_fault_of_the_last_step_is_convicted_and_the_kernel_is_not(
         about="the last step of an 8-bit output",
         source="none known",
         file=TRITON_FP8,
+        helper=planted.helper,
         edits=((planted.old, planted.new),),
         common=ASKED,
     )

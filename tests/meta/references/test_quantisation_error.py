@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from references.quantisation import parse_quantisation
 from tests.harness.quantisation_error import (
     BLOCKS,
     LARGEST,
+    as_stored,
     drawn,
     exact,
     main,
@@ -28,6 +30,15 @@ def test_what_is_stored_is_the_nearest_number(word: str) -> None:
     assert bool((off <= step * (1 + 1e-6)).all())
     assert float(made.stored.float().abs().max()) == LARGEST
     assert made.factors.flatten(2).unique(dim=2).shape[2] == max(1, 256 // (BLOCKS[word] or 256))
+
+
+@pytest.mark.parametrize("word", BLOCKS)
+def test_a_kernel_gets_the_factors_of_that_quantisation(word: str) -> None:
+    shapes = dict.fromkeys("qkv", tuple(Q.shape))
+    kind, made = parse_quantisation(word), quantised(Q, word)
+    seen = as_stored(made, word)
+    assert tuple(seen.shape) == kind.factors("q", shapes)
+    assert torch.equal(kind.spread(seen, "q", shapes).expand(Q.shape), made.factors.expand(Q.shape))
 
 
 def test_a_rotation_leaves_o_and_spreads_what_is_large() -> None:

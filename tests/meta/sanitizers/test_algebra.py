@@ -157,6 +157,7 @@ def test_the_plain_kernel_computes_attention(mask: str) -> None:
 
 EIGHT_BITS = {
     "gluon-hopper-fp8-forward",
+    "triton-block-pointer-fp8-forward",
     "triton-fp8-forward",
     "triton-fp8-transposed-forward",
     "triton-fp8-transposed-block-forward",

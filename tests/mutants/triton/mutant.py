@@ -15,6 +15,7 @@ from tests.faults.fault import (
     TRITON_COMMON,
     TRITON_DECODE,
     TRITON_DESCRIPTORS,
+    TRITON_EIGHT_BITS,
     TRITON_FORWARD,
     TRITON_FP8,
     TRITON_FP8_TRANSPOSED,
@@ -55,7 +56,16 @@ GROUNDS = (
         ("counts", "is_aligned", "steps", "head_dim_bucket"),
     ),
     Ground(TRITON_SOFTMAX, TRITON_BLOCK_POINTERS, "triton-block-pointer-forward", 25),
-    Ground(TRITON_BLOCK_POINTERS, TRITON_BLOCK_POINTERS, "triton-block-pointer-forward", 25),
+    Ground(
+        TRITON_BLOCK_POINTERS,
+        TRITON_BLOCK_POINTERS,
+        "triton-block-pointer-forward",
+        25,
+        others=(
+            ("if EIGHT:", "triton-block-pointer-fp8-forward"),
+            ("if output_scale is not None:", "triton-block-pointer-fp8-forward"),
+        ),
+    ),
     Ground(
         TRITON_DESCRIPTORS,
         TRITON_DESCRIPTORS,
@@ -82,7 +92,8 @@ GROUNDS = (
         ),
     ),
     Ground(TRITON_DECODE, TRITON_DECODE, "triton-decode-forward", 50),
-    Ground(TRITON_FP8, TRITON_FP8, "triton-fp8-forward", 45),
+    Ground(TRITON_FP8, TRITON_FP8, "triton-fp8-forward", 30),
+    Ground(TRITON_EIGHT_BITS, TRITON_FP8, "triton-fp8-forward", 30),
     Ground(TRITON_FP8_TRANSPOSED, TRITON_FP8_TRANSPOSED, "triton-fp8-transposed-forward", 35),
 )
 
