@@ -15,7 +15,8 @@ truncate, lose carries and misread infinities.  `repair` replaces these places:
   max.f32 do.
 - Scalar indices: one-element arrays become Python integers again (numpy >= 2.4 refuses that for
   triton 3.6).
-- Needless work is left out (`verify.cell.triton_interpreter_waste`).
+- Needless work is left out (`verify.cell.triton_interpreter_waste`), and of programs that take the
+  same path one is interpreted (`verify.cell.triton_interpreter_replay`).
 
 Not repaired: atomics on bf16, which raise here; ulp-level differences of exp2 and log2; fused
 multiply-add.
@@ -31,6 +32,8 @@ from typing import Any
 import numpy as np
 
 from verify.cell.triton_interpreter_formats import ENCODINGS, PACKED, Array, decode, encode
+from verify.cell.triton_interpreter_programs import replay_programs
+from verify.cell.triton_interpreter_recording import decided
 from verify.cell.triton_interpreter_waste import spare
 
 # The functions that repair() replaces or calls, with the parameters that it expects.  Triton 3.6
@@ -62,6 +65,23 @@ _INTERNALS = {
     "_validate_np_data_size": ("np_array", "tl_dtype"),
     "TensorHandle.__post_init__": ("self",),
     "TritonSemantic.binary_op_sanitize_overflow_impl": ("self", "lhs", "rhs", "binary_op"),
+    "GridExecutor.__call__": ("self", "args_dev", "kwargs"),
+    "GridExecutor._init_args_hst": ("self", "args_dev", "kwargs"),
+    "GridExecutor._restore_args_dev": ("self", "args_dev", "args_hst", "kwargs", "kwargs_hst"),
+    "_implicit_cvt": ("arg",),
+    "BlockPointerHandle": ("base", "shape", "strides", "offsets", "block_shape", "order"),
+    "TensorDescHandle": ("base", "shape", "strides", "block_shape", "padding"),
+    "ReduceScanOpInterface.apply": ("self", "input"),
+    f"{_BUILDER}.create_make_block_ptr": (
+        "self",
+        "base",
+        "shape",
+        "strides",
+        "offsets",
+        "block_shape",
+        "order",
+    ),
+    f"{_BUILDER}.create_advance": ("self", "ptr", "offsets"),
     "TritonSemantic.device_assert": ("self", "cond", "msg", "mask"),
     f"{_BUILDER}.cast_impl": ("self", "src", "dst_type"),
     f"{_BUILDER}.create_fp_to_fp": ("self", "src", "dst_type", "rounding_mode"),
@@ -107,6 +127,7 @@ def repair() -> tuple[str, ...]:
         "min-max-nan": _repair_min_max,
         "scalar-index": _repair_index,
         "waste": spare,
+        "replay": replay_programs,
     }
     for apply in repairs.values():
         apply(interpreter)
@@ -291,6 +312,15 @@ def _repair_index(interpreter: Any) -> None:
 
     def repaired_patch(tensor: Any, scope: Any) -> None:
         patch_lang_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+        scope.set_attr(tensor, "__index__", lambda self: decided(self, _integer))
+        scope.set_attr(tensor, "__bool__", lambda self: decided(self, _truth))
 
     interpreter._patch_lang_tensor = repaired_patch
+
+
+def _integer(data: Array) -> int:
+    return int(data.item())
+
+
+def _truth(data: Array) -> bool:
+    return bool(data) if data.size == 1 else True

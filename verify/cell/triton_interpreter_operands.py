@@ -16,11 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from verify.cell.triton_interpreter_formats import PACKED, Array
+from verify.cell.triton_interpreter_recording import Now, note
 
 _INT32 = 1 << 31
 _TINY = 2.0**-126  # fp32's least normal number
@@ -193,6 +195,7 @@ def _compute_at_once(interpreter: Any, name: str, log: _Log) -> None:
     semantic, handle_class = interpreter.TritonSemantic, interpreter.TensorHandle
     tensor_class = interpreter.tl.core.tensor
     method = getattr(semantic, name)
+    made = partial(_result, handle_class, tensor_class)
     steps: dict[Hashable, _Step | None] = {}  # None: Triton takes its own every time
     constants: dict[tuple[Any, str], Array] = {}
 
@@ -224,9 +227,16 @@ def _compute_at_once(interpreter: Any, name: str, log: _Log) -> None:
         try:
             step = steps[key]
         except KeyError:
-            return planned(self, key, lhs, rhs, *rest)
+            if Now.recording is None:
+                return planned(self, key, lhs, rhs, *rest)
+            with Now.recording.unnoted():  # the plan's operations are noted, not its making
+                planned(self, key, lhs, rhs, *rest)
+            step = steps[key]
         if step is None:
             return method(self, lhs, rhs, *rest)
+        if Now.recording is not None:
+            result = _recorded(self, tensor_class, made, step, lhs, rhs)
+            return method(self, lhs, rhs, *rest) if result is None else result
         if type(lhs) is tensor_class:
             a = (lhs if step.left is None else self.cast(lhs, step.left)).handle.data
         else:
@@ -238,16 +248,44 @@ def _compute_at_once(interpreter: Any, name: str, log: _Log) -> None:
         data = step.compute(a, b)
         if data.dtype is not step.kind:
             return method(self, lhs, rhs, *rest)
-        handle = object.__new__(handle_class)  # its size was checked when the step was planned
-        handle.data = data
-        handle.dtype = step.scalar
-        handle.attr = {}
-        result = object.__new__(tensor_class)
-        result.__dict__.update(step.fields)
-        result.handle = handle
-        return result
+        return made(step, data)
 
     setattr(semantic, name, at_once)
+
+
+def _result(handle_class: Any, tensor_class: Any, step: _Step, data: Array) -> Any:
+    """The tensor of a step's result."""
+    handle = handle_class.__new__(handle_class)  # its size was checked when the step was planned
+    handle.data = data
+    handle.dtype = step.scalar
+    handle.attr = {}
+    result = tensor_class.__new__(tensor_class)
+    result.__dict__.update(step.fields)
+    result.handle = handle
+    return result
+
+
+def _recorded(
+    semantic: Any, tensor_class: Any, made: Callable[..., Any], step: _Step, lhs: Any, rhs: Any
+) -> Any:
+    """The tensor of a step's result, while a program is recorded; None if it has another dtype."""
+    sides = ((lhs, step.left), (rhs, step.right))
+    left, right = (_operand(semantic, tensor_class, given, scalar) for given, scalar in sides)
+    data = step.compute(left.__dict__["data"], right.__dict__["data"])
+    if data.dtype is not step.kind:
+        return None
+    result = made(step, data)
+    note(step.compute, [left, right], [result.handle])
+    return result
+
+
+def _operand(semantic: Any, tensor_class: Any, given: Any, scalar: Any) -> Any:
+    """The handle of an operand, cast to `scalar` unless that is None."""
+    if type(given) is not tensor_class:
+        found = semantic.scalar_constant(given, scalar)
+    else:
+        found = given if scalar is None else semantic.cast(given, scalar)
+    return found.handle
 
 
 _CONSTANTS = 4096  # plain numbers that an operator keeps as arrays
@@ -274,7 +312,8 @@ def _step(entries: list[_Conversion | _Operation], result: Any) -> _Step | None:
         return None
     fields = {name: value for name, value in vars(result).items() if name != "handle"}
     left, right = (side.scalar for side in conversion.plan)
-    return _Step(left, right, compute, handle.data.dtype, handle.dtype, fields)
+    kind = handle.__dict__["data"].dtype
+    return _Step(left, right, compute, kind, handle.dtype, fields)
 
 
 def _plan(core: Any, lhs: Any, rhs: Any, converted: tuple[Any, Any]) -> tuple[_Side, _Side] | None:

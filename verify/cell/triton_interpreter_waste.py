@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from verify.cell.triton_interpreter_operands import plan_once
+from verify.cell.triton_interpreter_recording import Now, note
 
 
 def spare(interpreter: Any) -> None:
@@ -231,7 +232,7 @@ def _check_sizes_once(interpreter: Any) -> None:
         return True
 
     def made(self: Any) -> None:
-        if (self.dtype.name, self.data.itemsize) not in fitting:
+        if not checked(self.__dict__["data"], self.dtype):
             refuse(self)
 
     interpreter._validate_np_data_size = checked
@@ -248,6 +249,11 @@ def _cast_plainly(interpreter: Any) -> None:
     plain |= {("fp32", name) for name in ("fp16", "bf16", "fp64")}
     plain |= {(name, "fp32") for name in ("fp16", "bf16", "int32")}
 
+    def recorded(made: Any, source: Any, scalar: Any) -> Any:
+        result = handle_class(made(source.__dict__["data"]), scalar)
+        note(made, [source], [result])
+        return result
+
     def plainly(self: Any, input: Any, dst_ty: Any, fp_downcast_rounding: Any = None) -> Any:
         source = input.type
         scalar = dst_ty.scalar
@@ -258,10 +264,13 @@ def _cast_plainly(interpreter: Any) -> None:
             return input
         if "bf16" in (name, scalar.name):
             handle = self.builder.cast_impl(input.handle, scalar)
-        else:
+        elif Now.recording is None:
             handle = handle_class(
                 input.handle.data.astype(interpreter._get_np_dtype(scalar)), scalar
             )
+        else:
+            kind = interpreter._get_np_dtype(scalar)
+            handle = recorded(lambda data: data.astype(kind), input.handle, scalar)
         return core.tensor(handle, source.with_element_ty(scalar) if source.is_block() else dst_ty)
 
     semantic.cast = plainly
@@ -274,13 +283,23 @@ def _add_axes_once(interpreter: Any) -> None:
     expand_dims: Callable[..., Any] = semantic.expand_dims
     types: dict[tuple[str, int], tuple[Any, tuple[int, ...]]] = {}
 
+    def recorded(made: Any, source: Any, scalar: Any) -> Any:
+        result = handle_class(made(source.__dict__["data"]), scalar)
+        note(made, [source], [result])
+        return result
+
     def expanded(self: Any, input: Any, axis: int) -> Any:
-        data = input.handle.data
         known = types.get((input.type.name, axis))
         if known is None or known[0].scalar is not input.type.scalar:
             result = expand_dims(self, input, axis)
-            types[input.type.name, axis] = result.type, result.handle.data.shape
+            types[input.type.name, axis] = result.type, result.handle.__dict__["data"].shape
             return result
+        if Now.recording is not None:
+            shape = known[1]
+            scalar = input.handle.dtype.scalar
+            handle = recorded(lambda data: data.reshape(shape), input.handle, scalar)
+            return core.tensor(handle, known[0])
+        data = input.handle.data
         return core.tensor(
             handle_class(data.reshape(known[1]), input.handle.dtype.scalar), known[0]
         )

@@ -218,6 +218,7 @@ def test_names(child):
         "min-max-nan",
         "scalar-index",
         "waste",
+        "replay",
     ]
 
 

@@ -1,0 +1,152 @@
+"""Replayed programs of Triton's interpreter: the same bits as interpreted ones, and once each."""
+
+import ast
+
+import pytest
+
+from tests.harness.interpreter_child import in_child
+
+KERNELS = """
+import sys
+import torch
+import triton
+import triton.language as tl
+from verify.cell import triton_interpreter_programs as programs
+from verify.cell.triton_interpreter import repair
+from verify.cell.triton_interpreter_replay import Tape
+
+repair()
+counts = [0, 0]
+replay = Tape.replay
+
+def counted(self, given):
+    counts[0] += 1
+    effects = replay(self, given)
+    counts[1] += effects is not None
+    return effects
+
+Tape.replay = counted
+
+@triton.jit
+def doubled(x):
+    return x + x
+
+@triton.jit
+def walk(x, lengths, out, scale, N: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, N)
+    total = tl.zeros([N], tl.float32)
+    for step in range(tl.load(lengths + row)):
+        a = tl.load(x + row * N + (i + step) % N).to(tl.float32)
+        total += tl.exp2(tl.where(a > 0, a, -a) * scale) / tl.sum(tl.abs(a), 0)
+    if row % 3 == 1:
+        total = doubled(total) - tl.max(total, 0)
+    tl.store(out + row * N + i, total.to(out.dtype.element_ty), mask=i < N - 1)
+
+@triton.jit
+def counting(x, out, N: tl.constexpr):
+    value = tl.load(x + tl.program_id(0))
+    tl.atomic_add(out + value % 4, 1)
+    for _ in range(value):  # another path after the program's effect
+        tl.atomic_add(out + 4, value)
+
+@triton.jit
+def rereading(x, out, N: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, N)
+    tl.store(out + row * N + i, tl.load(x + row * N + i) + 1)
+    tl.store(out + row * N + i, tl.load(out + row * N + i) * 2)
+
+@triton.jit
+def blocks(x, out, rows, N: tl.constexpr):
+    row = tl.program_id(0)
+    source = tl.make_block_ptr(x, (rows, N), (N, 1), (row, 0), (2, 8), (1, 0))
+    total = tl.zeros([2, 8], tl.float32)
+    for _ in range(N // 8):
+        total += tl.load(source, boundary_check=(0, 1)).to(tl.float32)
+        source = tl.advance(source, (0, 8))
+    target = tl.make_block_ptr(out, (rows, N), (N, 1), (row, 0), (2, 8), (1, 0))
+    tl.store(target, tl.dot(total, tl.trans(total)).to(out.dtype.element_ty).reshape(2, 2)
+        if N == 0 else total.to(out.dtype.element_ty), boundary_check=(0,))
+
+@triton.jit
+def peeking(x, out, N: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, N)
+    first = int(tl.load(x + row).handle.data.item())  # no language function reads it
+    tl.store(out + row * N + i, i * 0 + first)
+
+@triton.jit
+def aligned(x, out, N: tl.constexpr):
+    row = tl.program_id(0)
+    view = tl.make_tensor_descriptor(x + row * 4 * (row < 6), [4, N], [N, 1], [1, N])
+    tl.store(out + row * N + tl.arange(0, N), view.load([0, 0]).reshape(N))
+
+@triton.jit
+def saying(x, N: tl.constexpr):
+    tl.device_print("row", tl.load(x + tl.program_id(0)))
+"""
+
+SAME = """
+def launched():
+    found, generator = [], torch.Generator().manual_seed(20)
+    def shown(out):
+        return found.append(out.contiguous().view(torch.uint8).tolist())
+    lengths = torch.tensor([3, 0, 3, 1, 3, 0, 0, 1, 3, 3, 0, 3], dtype=torch.int32)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        x = torch.randn(12, 16, generator=generator).to(dtype)
+        for scale in (0.5, 1.5):
+            out = torch.zeros_like(x)
+            walk[(12,)](x, lengths, out, scale, 16)
+            shown(out)
+        for kernel, more in ((rereading, ()), (blocks, (11,))):
+            out = torch.zeros_like(x)
+            kernel[(12,)](x, out, *more, 16)
+            shown(out)
+    values = torch.tensor([1, 5, 2, 0, 3, 1, 1, 2, 0, 0, 7, 5], dtype=torch.int32)
+    out = torch.zeros(5, dtype=torch.int32)
+    counting[(12,)](values, out, 16)
+    shown(out)
+    out = torch.zeros(12, 16, dtype=torch.int32)
+    peeking[(12,)](values, out, 16)
+    shown(out)
+    return found
+
+replayed = launched()
+share = counts[1] / counts[0]
+launched() == replayed or sys.exit("another launch differs")
+programs._WORTH = 1 << 30
+Tape.replay = lambda self, given: None
+launched() == replayed or sys.exit("interpreted programs differ")
+print(share)
+"""
+
+ENDS = """
+for kernel, given in ((aligned, ()), (aligned, ())):
+    out = torch.zeros(8, 8)
+    try:
+        kernel[(8,)](torch.zeros(64, 8).flatten()[OFFSET:], out, 8)
+        print("no error")
+    except Exception as error:
+        print(error)
+saying[(6,)](torch.arange(6), 8)
+"""
+
+
+def test_replayed_programs_compute_the_same_bits(tmp_path):
+    (tmp_path / "same.py").write_text(KERNELS + SAME)
+    done = in_child(str(tmp_path / "same.py"))
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) > 0.5  # of the programs that were tried
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_replayed_programs_raise_and_print_as_interpreted_ones_do(tmp_path, offset):
+    """A descriptor whose base is not aligned, in every program; and a line of each program."""
+    (tmp_path / "ends.py").write_text(KERNELS + ENDS.replace("OFFSET", str(offset)))
+    done = in_child(str(tmp_path / "ends.py"))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    errors, printed = lines[:2], lines[2:]
+    wanted = "no error" if offset == 0 else "aligned"
+    assert all(wanted in each for each in errors), errors
+    assert [ast.literal_eval(each.rpartition(" row")[0]) for each in printed] == [
+        (row, 0, 0) for row in range(6)
+    ]
