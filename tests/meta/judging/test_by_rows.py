@@ -9,7 +9,7 @@ import torch
 
 from references.masks import Causal, Documents, Lengths, Prefix, Window
 from references.positions import Sizes
-from verify.judging import by_rows
+from verify.judging import by_rows, truth
 from verify.judging.by_rows import all_finite, key_rows, norms, sizes
 from verify.oracles.gather import selected_rows
 from verify.problem import Problem, visibility
@@ -90,3 +90,22 @@ def test_the_range_by_segments_is_that_of_the_keys(
             if begin < end:
                 assert torch.equal(low[b, :, i], v[b, :, begin:end].amin(1).float())
                 assert torch.equal(high[b, :, i], v[b, :, begin:end].amax(1).float())
+
+
+def test_few_rows_of_long_keys_are_worth_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made from K and V counts, not the products of two rows alone; without chosen rows
+    the products are all that counts."""
+    asked: list[float] = []
+    monkeypatch.setattr(truth, "on_device", lambda products, compute: asked.append(products))
+    p = Problem(
+        heads_q=4, heads_kv=2, seqlen_q=131137, seqlen_kv=131137, head_dim=64, dtype="float16"
+    )
+    nothing = (torch.empty(0),) * 3
+    for case in (p, p.but(seqlen_kv=130)):
+        truth.compute_truth(case, nothing, [], rows=torch.tensor([0, 131136]))
+        truth.compute_truth(case, nothing, [])
+    width = 128.0
+    assert asked[0] > truth._WORTH_A_GPU > 2 * 4 * 131137 * width
+    assert asked[2] < truth._WORTH_A_GPU
+    assert asked[1] == p.pairs * width
+    assert asked[3] == p.but(seqlen_kv=130).pairs * width
