@@ -106,16 +106,17 @@ def _few(target: Target) -> list[Problem]:
 
 
 def drawn(target: Target, count: int, number: int, limits: Limits | None = None) -> list[Problem]:
-    """The target's `draws`, no larger than the limits; drawn once for all dtypes of a support, and
-    for all groups, if the draws are the same."""
+    """The target's `draws`, no larger than the limits; drawn once for all variants and configs of a
+    support, and for all its dtypes and all groups, if the draws are the same."""
     group, declaration = groups()[target.group], target.declaration
     strategy = target.problems if limits is None else target.within(limits)
-    if declaration.support.dtypes_out or group.adapt or group.excludes_problem or group.outside:
+    if group.outside:
         return draws(strategy, count, number)
+    own = declaration.support.dtypes_out or group.adapt or group.excludes_problem
     support = repr(vars(declaration.support) | {"dtypes": ()})
     needs = repr([oracle.needs for oracle in of_group(target.group)])
     drawing = declaration.interpreted, group.distributions, group.masked, needs, limits
-    key = support, *drawing, count, number
+    key = support, *drawing, (target.dtype, group.name) if own else (), count, number
     if key not in _drawn:
         _drawn[key] = draws(strategy, count, number)
     return [problem.but(dtype=target.dtype) for problem in _drawn[key]]

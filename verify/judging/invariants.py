@@ -18,10 +18,11 @@ from torch import Tensor
 from references.positions import Sizes
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import LOG_ERROR
+from verify.judging.by_rows import norms, sizes
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.score_mods import factor_error, largest_error, narrow_roundings
-from verify.tolerance.subnormals import Operands
+from verify.tolerance.subnormals import Operands, whole
 from verify.tolerance.weights import flushed_score, product_error
 from verify.variant import GradientNumerics, Numerics
 from verify.variant.numerics import leaves
@@ -67,7 +68,7 @@ def _underived(declared: Numerics | GradientNumerics, known: tuple[str, ...]) ->
 
 def reach(p: Problem, q: Tensor, k: Tensor) -> Tensor:
     """An upper bound on |softmax_scale| sum |q| |k| by row, fp64 (batch, heads_q, seqlen_q)."""
-    queries, keys = (x.double().norm(dim=-1) for x in (q, k))
+    queries, keys = norms(q), norms(k)
     largest = keys.amax(-1) if p.seqlen_kv else keys.new_zeros(keys.shape[:2])
     found: Tensor = abs(p.scale) * queries * largest.repeat_interleave(p.group, 1)[..., None]
     return found
@@ -92,15 +93,13 @@ class ForwardSlack:
 def misaligned(p: Problem, operands: Operands, q: Tensor, k: Tensor) -> Tensor:
     """The largest error of a scaled score from subnormal operands, by row, fp64 (batch, heads_q,
     seqlen_q)."""
-    return (
-        abs(p.scale)
-        * operands.loss(p.head_dim, Sizes.of(q.double(), -1), sizes_by_head(p, k))[..., 0]
-    )
+    return abs(p.scale) * operands.loss(p.head_dim, sizes(q), sizes_by_head(p, k))[..., 0]
 
 
 def sizes_by_head(p: Problem, x: Tensor) -> Sizes:
     """Sizes of all K or V that a query head reads, (batch, heads_q, 1, 1)."""
-    found = Sizes.of(x.double().flatten(2), -1)
+    by_row = sizes(x)
+    found = whole(Sizes(by_row.least.flatten(2), by_row.most.flatten(2)))
     return Sizes(
         *(size.repeat_interleave(p.group, 1)[..., None] for size in (found.least, found.most))
     )
@@ -155,7 +154,7 @@ def forward_slack(
     absolute = absolute + 2 * (
         a.weighted.by_operand + a.weighted.share * a.weighted.threshold * _lost(p, a, growth)
     )
-    beyond = _beyond(p, a, given[:2], growth)
+    beyond = _beyond(p, a, given[:2], reached, growth)
     if a.conversion is not None:
         absolute = absolute + 2 * a.conversion.lost
         beyond = beyond | (_largest_value(p, given[2]) >= a.conversion.limit)
@@ -172,7 +171,7 @@ def _largest_value(p: Problem, v: Tensor) -> Tensor:
     """The largest |V| that a query head can read, fp64 (batch, heads_q, 1)."""
     most = v.new_zeros(p.batch, p.heads_kv, dtype=torch.float64)
     if p.seqlen_kv:
-        most = v.double().abs().flatten(2).amax(-1)
+        most = v.abs().flatten(2).amax(-1).double()
     return most.repeat_interleave(p.group, 1)[..., None]
 
 
@@ -200,11 +199,15 @@ def _average(p: Problem, a: ForwardArithmetic, growth: Tensor, row_sum: Tensor) 
 
 
 def _beyond(
-    p: Problem, a: ForwardArithmetic, given: tuple[Tensor, Tensor], growth: Tensor
+    p: Problem,
+    a: ForwardArithmetic,
+    given: tuple[Tensor, Tensor],
+    reached: Tensor,
+    growth: Tensor,
 ) -> Tensor:
     """Rows in which a score, masked or not, a P or the row sum can overflow, as in
     `verify.tolerance.forward`."""
-    scale, reached = min(abs(p.scale), 1.0), reach(p, *given)
+    scale = min(abs(p.scale), 1.0)
     raw = reached if p.scale else reach(p.but(softmax_scale=1.0), *given)
     stage = (
         max(1 / math.log(2), 1 / (abs(p.scale) * a.least_factors[0]))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +32,8 @@ Kept = dict[str, list[RowBlock]]  # of one problem, by the type of the device
 
 # Multiply-adds of one product above which a GPU computes the reference faster than a CPU core.
 _WORTH_A_GPU = 2e8
+# Multiply-adds that cost as much as what is made from one element of K or V, if rows are chosen.
+_LOADS = 16
 # Elements of O of which a GPU holds reference and bounds until all are made, 256 MiB at most.
 _HELD = 1 << 22
 # Pairs of a query and a key of which a case keeps all that was computed once: 32 bytes each.
@@ -64,6 +67,36 @@ class Truth:
     @property
     def empty(self) -> Tensor:
         """Rows that see no key, (batch, heads_q, seqlen_q)."""
+        return self.lse == -math.inf
+
+
+@dataclass(frozen=True)
+class LateTruth:
+    """The truth of a problem whose O is needed only where a kernel is wrong: it is made when it is
+    first read, (out, out_bound).  The rest is as in `Truth`."""
+
+    lse: Tensor
+    lse_bound: Tensor
+    make: Callable[[], tuple[Tensor, Tensor]]
+    best_out_bound: Tensor | None = None
+    interval: Interval | None = None
+    lse_reach: Tensor | None = None
+
+    @cached_property
+    def _made(self) -> tuple[Tensor, Tensor]:
+        return self.make()
+
+    @property
+    def out(self) -> Tensor:
+        return self._made[0]
+
+    @property
+    def out_bound(self) -> Tensor:
+        return self._made[1]
+
+    @property
+    def empty(self) -> Tensor:
+        """As in `Truth`."""
         return self.lse == -math.inf
 
 
@@ -121,9 +154,13 @@ def compute_truth(
     kept: what an earlier call for the same problem and inputs has computed and put there, if it is
     small, and all rows are asked.
     """
-    count = p.seqlen_q if rows is None else len(rows)
+    width, products = p.head_dim + p.head_dim_v, float(p.pairs)
+    if rows is not None:
+        # What is made from K and V costs as much as so many rows.
+        products *= len(rows) / max(p.seqlen_q, 1)
+        products += _LOADS * p.batch * p.heads_q * p.seqlen_kv
     return on_device(
-        p.pairs * (p.head_dim + p.head_dim_v) * count / max(p.seqlen_q, 1),
+        products * width,
         lambda device: compute_truth_on(device, p, inputs, arithmetics, clock, rows, kept),
     )
 

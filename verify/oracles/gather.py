@@ -57,18 +57,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from references.positions import slices
 from references.premises import Premise
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.rounding import cast
 from verify.arithmetic.unit import Unit
+from verify.cell.arena import bits
+from verify.judging.by_rows import key_rows
 from verify.judging.comparison import compare
 from verify.judging.findings import Ruling, convict, first, place
 from verify.judging.invariants import KNOWN, KNOWN_GRADIENTS, beyond
 from verify.judging.metamorphic import beyond_arithmetic
 from verify.judging.selected_sums import selected_sums
 from verify.judging.trial import Trial
-from verify.judging.truth import Truth
+from verify.judging.truth import LateTruth, Truth
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
 from verify.problem.known_answers import (
@@ -85,6 +88,8 @@ from verify.variant import Declaration
 
 TRUTH = "gather"
 """The note of a trial that holds its reference and bounds; one that is there is not computed."""
+TARGETS = "gather targets"
+"""The note of a trial that holds its `gather_targets`."""
 
 _GRADIENT_NEEDS = GATHER_NEEDS | {Premise.VISIBLE_MASS_ONLY, Premise.ROWS_AVERAGE_VALUES}
 NEEDS = _GRADIENT_NEEDS | {Premise.KNOWN_OUTPUT}
@@ -92,6 +97,7 @@ NEEDS = _GRADIENT_NEEDS | {Premise.KNOWN_OUTPUT}
 # significant bits of V's patterns; an output that need not be exact is rounded to as many bits
 # before it is compared
 _KEPT = 8
+_ROWS = 1 << 10  # rows that are compared at once
 # relative: what O may be off by before it is rounded to V's patterns all the same
 _OFF = 2.0 ** -(_KEPT + 1)
 
@@ -112,13 +118,13 @@ def judge(trial: Trial) -> Ruling:
     that cuts the winner's weight (tf32), are first rounded to _KEPT bits."""
     p, run = trial.problem, trial.first
     assert run.out is not None
-    targets = gather_targets(p)
+    targets = trial.noted(TARGETS, lambda own: gather_targets(own.problem))
     live = targets >= 0
-    _, _, v = trial.expanded
-    per_head = v.repeat_interleave(p.group, 1)
-    index = targets.clamp(min=0)[..., None].expand(*targets.shape, p.head_dim_v)
-    want = per_head.gather(2, index) if p.seqlen_kv else per_head.new_zeros(run.out.shape)
+    v = trial.expanded[2]
     cut = resolve(trial.declaration.numerics, trial.config, p, trial.arch).values.operand_error > 0
+    if not cut and p.dtype_out != "float32" and _same(trial, targets):
+        return _judge_lse(trial, live)
+    want = selected_rows(p, v, targets)
     got = _rounded(run.out.float()) if cut or p.dtype_out == "float32" else run.out
     if p.scaled_output is None:
         bad = live[..., None] & ~(got == want)
@@ -127,15 +133,17 @@ def judge(trial: Trial) -> Ruling:
         ends = [_stored(want * off, p) for off in (1 - _OFF, 1 + _OFF)]
         inside = (torch.minimum(*ends) <= got) & (got <= torch.maximum(*ends))
         bad = live[..., None] & ~inside
-        want, per_head = _stored(want, p), _stored(per_head, p)
+        want = _stored(want, p)
     if bool(bad.any()):
         bad &= ~beyond_arithmetic(trial)[..., None]
     if bool(bad.any()):
         at = first(bad)
         b, h, i, _ = at
+        values = v[b, h // p.group]
+        values = values if p.scaled_output is None else _stored(values, p)
         message = (
             f"out[b={b}, h={h}, q={i}] should be row {int(targets[b, h, i])} of"
-            f" V{_which(got[b, h, i], per_head[b, h])}; {int(bad.any(-1).sum())} of {live.numel()}"
+            f" V{_which(got[b, h, i], values)}; {int(bad.any(-1).sum())} of {live.numel()}"
             f" rows are wrong (first element {place('out', at)}: got {float(run.out[at]):.9g},"
             f" should be {float(want[at]):.9g})"
         )
@@ -144,6 +152,27 @@ def judge(trial: Trial) -> Ruling:
         )
     if p.scaled_output is None and got is not run.out and (off := _off(trial, want, live)):
         return off
+    return _judge_lse(trial, live)
+
+
+def _same(trial: Trial, targets: Tensor) -> bool:
+    """Whether all rows see a key and O has the bits of the selected rows of V; some rows at a
+    time."""
+    p, out = trial.problem, trial.first.out
+    assert out is not None
+    v = trial.expanded[2]
+    stored = v.to(out.dtype)
+    if not p.seqlen_kv or bool((targets < 0).any()) or bool((stored.to(v.dtype) != v).any()):
+        return False
+    table = bits(stored.contiguous()).flatten(0, 2)
+    wanted, got = key_rows(p, targets).flatten(), bits(out.contiguous()).flatten(0, 2)
+    parts = slices(len(wanted), _ROWS)
+    return all(torch.equal(table.index_select(0, wanted[part]), got[part]) for part in parts)
+
+
+def _judge_lse(trial: Trial, live: Tensor) -> Ruling:
+    """Check LSE of the live rows within its bound."""
+    run = trial.first
     if run.lse is None:
         return Ruling()
     natural, truth = trial.natural_lse(run.lse), _truth(trial)
@@ -187,7 +216,7 @@ def _off(trial: Trial, want: Tensor, live: Tensor) -> Ruling | None:
     return convict("gather", message, name="out", bad=bad, got=got, bound=limit)
 
 
-def _truth(trial: Trial) -> Truth:
+def _truth(trial: Trial) -> Truth | LateTruth:
     """Return reference and bounds where one key of a row has all the weight, computed once per
     trial."""
     return trial.noted(TRUTH, _one_key_truth)
@@ -230,6 +259,15 @@ def _lse_error(trial: Trial, lse: Tensor) -> Tensor | None:
     of_score = relative(a.scale_roundings + 7, U) * size
     small = a.exps + relative(2 * a.blocks, U)
     return of_score + small + U * (1 + size * U) + LOG_ERROR * (1 + 2 * (small + U * size))
+
+
+def selected_rows(p: Problem, x: Tensor, targets: Tensor) -> Tensor:
+    """Return the rows of K or V that the rows select, (batch, heads_q, seqlen_q, dim); that of key
+    0 where a row sees none."""
+    if not p.seqlen_kv:
+        return x.new_zeros(*targets.shape, x.shape[-1])
+    found = x.flatten(0, 2).index_select(0, key_rows(p, targets).flatten())
+    return found.view(*targets.shape, x.shape[-1])
 
 
 def _rounded(tensor: Tensor) -> Tensor:

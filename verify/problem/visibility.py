@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +15,7 @@ from references.masks import Full
 from verify.problem import Problem
 
 _FEW_PAIRS = 1 << 24  # whose mask may be written out
+_SEGMENT = 64  # keys in the mean: shorter segments cost more than they save
 
 
 @cache
@@ -38,19 +42,39 @@ def live_rows(p: Problem) -> Tensor:
     return (found[1] > found[0])[:, None].expand(p.batch, p.heads_q, p.seqlen_q)
 
 
+def cuts(p: Problem, low: Tensor, high: Tensor) -> Tensor:
+    """Keys at which the intervals [low, high) of a problem begin or end, int64, ascending: every
+    interval consists of whole segments between two of them.
+
+    All keys, and their number, where segments would be short.
+    """
+    found = torch.unique(torch.cat((low.flatten(), high.flatten())))
+    few = len(found) * _SEGMENT <= p.seqlen_kv
+    return found if few else torch.arange(p.seqlen_kv + 1)
+
+
+def by_segments(x: Tensor, at: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """K or V by the segments between neighbours of `at`: what `reduce` makes of each, of which
+    dimension 2 has length 1; x itself if each segment is one key."""
+    if len(at) == x.shape[2] + 1:
+        return x
+    ends = at.tolist()
+    parts = [reduce(x[:, :, a:b]) for a, b in pairwise(ends)]
+    return torch.cat(parts, 2) if parts else x[:, :, :0]
+
+
 def visible_range(p: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Least and greatest V that each row sees, fp64 (batch, heads_kv, seqlen_q or 1, head_dim_v);
-    at least one key.
+    """Least and greatest V that each row sees, fp64 or fp32, which holds them (batch, heads_kv,
+    seqlen_q or 1, head_dim_v); at least one key.
 
     Where rows see no single interval: of the keys that some row sees.  An empty row's are of no
     meaning.
     """
     found = intervals(p)
-    if v.dtype != torch.float64:
-        v = v.float()  # of formats that fp32 holds: half the memory
     if isinstance(p.mask, Full):
-        return v.amin(2, keepdim=True).double(), v.amax(2, keepdim=True).double()
+        return _wide(v.amin(2, keepdim=True)), _wide(v.amax(2, keepdim=True))
     if found is None:
+        v = _wide(v)
         seen = (
             p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
             .any(2)
@@ -60,11 +84,43 @@ def visible_range(p: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
         hidden = ~seen[..., None]
         least = v.masked_fill(hidden, math.inf).amin(2, keepdim=True)
         most = v.masked_fill(hidden, -math.inf).amax(2, keepdim=True)
-        return least.double(), most.double()
-    low, high = found
-    least, most = (v.new_zeros(p.batch, p.heads_kv, p.seqlen_q, p.head_dim_v) for _ in range(2))
+        return least, most
+    at = cuts(p, *found)
+    below = _wide(by_segments(v, at, lambda part: part.amin(2, keepdim=True)))
+    above = _wide(by_segments(v, at, lambda part: part.amax(2, keepdim=True)))
+    if not below.shape[2]:  # every row is empty
+        empty = below.new_zeros(p.batch, p.heads_kv, p.seqlen_q, p.head_dim_v)
+        return empty, empty
+    low, high = (torch.searchsorted(at, x) for x in found)
+    live = high > low
+    begin = low[live].amin() if bool(live.any()) else low.new_zeros(())
+    if bool((~live | (low == begin)).all()):
+        last = (high - 1 - begin).clamp(min=0)
+        running = (
+            torch.from_numpy(kind.accumulate(x[:, :, begin:].numpy(), axis=2))
+            for kind, x in ((np.minimum, below), (np.maximum, above))
+        )
+        return _taken(next(running), last), _taken(next(running), last)
+    return _of_intervals(p, low, high, below, above)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In fp32 or fp64: of formats that fp32 holds, half the memory."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _taken(x: Tensor, at: Tensor) -> Tensor:
+    """Rows of (batch, heads, n, dim) at (batch, rows)."""
+    return torch.stack([own.index_select(1, rows) for own, rows in zip(x, at, strict=True)])
+
+
+def _of_intervals(
+    p: Problem, low: Tensor, high: Tensor, below: Tensor, above: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Least of `below` and greatest of `above` in each interval, from tables of powers of two."""
+    least, most = (below.new_zeros(p.batch, p.heads_kv, p.seqlen_q, p.head_dim_v) for _ in range(2))
     # Of 2^level keys from every key on; an interval is covered by two of them.
-    level, below, above = 0, v, v
+    level = 0
     levels = torch.log2((high - low).clamp(min=1).double()).floor().long()
     top = int(levels.max()) if levels.numel() else -1
     while level <= top:
@@ -79,4 +135,4 @@ def visible_range(p: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
         below = torch.minimum(below[:, :, :-step], below[:, :, step:])
         above = torch.maximum(above[:, :, :-step], above[:, :, step:])
         level += 1
-    return least.double(), most.double()
+    return least, most

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis.strategies import SearchStrategy
 
 from references.masks import Documents
 from tests.harness import reference_kernel
 from tests.harness.fake_trials import DECLARED
 from tests.harness.reference_kernel import Hand, tried_by
+from verify.campaign import edge_cases as edge_cases_module
 from verify.campaign.edge_cases import drawn, edge_cases, edges
 from verify.campaign.targets import Target
 from verify.oracles import bound, groups
@@ -69,6 +71,27 @@ def test_groups_share_small_draws_only_where_they_draw_the_same() -> None:
         for name in names:
             target = Target(declaration, Config(block_m=32, block_n=128), dtype, name)
             assert drawn(target, 5, 0, SMALL) == draws(target.within(SMALL), 5, 0), name
+
+
+@pytest.mark.parametrize("group", ["accuracy", "gather", "slice"])
+def test_variants_of_one_support_share_their_draws(
+    group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def counted(strategy: SearchStrategy[Problem], count: int, number: int = 0) -> list[Problem]:
+        asked.append(count)
+        return draws(strategy, count, number)
+
+    monkeypatch.setattr(edge_cases_module, "draws", counted)
+    monkeypatch.setattr(edge_cases_module, "_drawn", {})
+    found = []
+    for name, block in (("one", 64), ("other", 128)):
+        declaration = replace(DECLARED, ref=name, name=name, support=WHOLE)
+        target = Target(declaration, Config(block_m=32, block_n=block), WHOLE.dtypes[0], group)
+        found.append(drawn(target, 5, 0, SMALL))
+    assert asked == [5]
+    assert found[0] == found[1]
 
 
 def test_edges_are_where_random_lengths_hardly_get() -> None:

@@ -3,11 +3,14 @@ offset would have them."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from tests.harness.fake_trials import right_run, trial_of
@@ -104,3 +107,29 @@ def test_without_memory_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     assert ruling.finding is None
     assert set(ruling.observed.values()) == {"not asked: too little memory is free"}
     assert released.times == 0
+
+
+@pytest.mark.parametrize(("most", "held"), [(1, 1), (2, 2), (9, 3)])
+def test_turns_are_taken_as_far_as_memory_reaches(
+    most: int, held: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The second and third take only what the ones before them leave; the rest wait for the
+    first."""
+    monkeypatch.setattr(long_offsets.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(long_offsets, "_room", lambda size: size <= most * 100)
+    acquire, waits = FileLock.acquire, []
+
+    def asked(self: FileLock, timeout: float | None = None, **more: object) -> object:
+        waits.append(timeout)
+        return acquire(self, timeout=0)
+
+    with contextlib.ExitStack() as stack:
+        for _ in range(held):
+            stack.enter_context(long_offsets._turn(100))
+        monkeypatch.setattr(FileLock, "acquire", asked)
+        with pytest.raises(Timeout), long_offsets._turn(100):
+            raise AssertionError("one turn too many")
+        assert waits == [0] * held + [None]
+    waits.clear()
+    with long_offsets._turn(100):  # all were given back
+        assert waits == [0]

@@ -16,21 +16,24 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from references.premises import Premise
+from verify.judging.by_rows import all_finite, by_rows, key_rows
 from verify.judging.findings import Ruling, convict, first, place
-from verify.judging.invariants import KNOWN, beyond, forward_slack, reach
+from verify.judging.invariants import KNOWN, ForwardSlack, beyond, forward_slack, reach
 from verify.judging.selected_positions import positions
 from verify.judging.trial import Trial
-from verify.judging.truth import Truth
+from verify.judging.truth import LateTruth
 from verify.oracles import Group, Oracle, convexity, gather
 from verify.oracles.long.problems import forward_problems
 from verify.problem import Problem
 from verify.problem.known_answers import gather_targets
 from verify.problem.premises import broken
-from verify.problem.visibility import intervals, live_rows
+from verify.problem.visibility import by_segments, cuts, intervals, live_rows
 from verify.tolerance.resolution import resolve
 from verify.variant import Declaration
 
@@ -45,17 +48,12 @@ _MEAN_SCORES = frozenset({Premise.LINEAR_SCORES, Premise.POSITION_FREE_SCORES})
 
 def judge(trial: Trial) -> Ruling:
     """Check that every row that sees a key has a finite O and an LSE inside `lse_range`."""
-    p, run, a = (
-        trial.problem,
-        trial.first,
-        resolve(trial.declaration.numerics, trial.config, trial.problem, trial.arch),
-    )
+    p, run = trial.problem, trial.first
     assert run.out is not None
-    live, reached = live_rows(p), _reach(trial)
-    slack = forward_slack(p, a, reached, trial.expanded)
+    live, reached, slack = live_rows(p), _reach(trial), _slack(trial)
     asked = live & ~slack.beyond
-    bad = asked[..., None] & ~run.out.isfinite()
-    if bool(bad.any()):
+    bad = None if all_finite(run.out) else asked[..., None] & ~run.out.isfinite()
+    if bad is not None and bool(bad.any()):
         at = first(bad)
         got = float(run.out[at])
         message = (
@@ -97,24 +95,48 @@ def lse_range(trial: Trial, reached: Tensor) -> tuple[Tensor, Tensor]:
     p, (q, k, _) = trial.problem, trial.expanded
     found = intervals(p)
     assert found is not None
-    low, high = (x[:, None].expand(p.batch, p.heads_kv, p.seqlen_q) for x in found)
-    count = (high - low).clamp(min=1).repeat_interleave(p.group, 1)
+    shape = (p.batch, p.heads_q, p.seqlen_q)
+    count = (found[1] - found[0]).clamp(min=1)[:, None].expand(shape)
     logs = torch.log(count.double())
     size = reached if p.score_mod is None else p.score_mod.reach(p.extent, reached)
     if broken(_MEAN_SCORES, p) is not None or not p.seqlen_kv:
         return logs - size, logs + size
-    running = torch.nn.functional.pad(k.double(), (0, 0, 1, 0)).cumsum(2)
-    ends = (running.gather(2, x[..., None].expand(*x.shape, p.head_dim)) for x in (high, low))
-    sums = next(ends) - next(ends)
-    mean = p.scale * (q.double() * sums.repeat_interleave(p.group, 1)).sum(-1) / count
+    # The sums over the segments that intervals consist of, and from those all others.
+    at = cuts(p, *found)
+    parts = by_segments(k, at, lambda part: part.double().sum(2, keepdim=True)).double()
+    running = torch.from_numpy(np.add.accumulate(pad(parts, (0, 0, 1, 0)).numpy(), axis=2))
+    table, width = running.flatten(0, 2), running.shape[2]
+    begin = torch.arange(p.batch * p.heads_q).view(p.batch, p.heads_q, 1) // p.group * width
+    low, high = (begin + torch.searchsorted(at, x)[:, None] for x in found)
+
+    def of_mean(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        first, last = (table.index_select(0, x.flatten()).view(rows.shape) for x in (low, high))
+        return (rows.double() * (last - first)).sum(-1)
+
+    mean = p.scale * by_rows(of_mean, q, low, high) / count
     lost = 4 * p.seqlen_kv * _U64 * p.seqlen_kv / count * reached
     return logs + mean - lost, logs + size
 
 
 def _reach(trial: Trial) -> Tensor:
-    """Return `reach` of the trial's Q and K."""
-    q, k, _ = trial.expanded
-    return reach(trial.problem, q, k)
+    """Return `reach` of the trial's Q and K, computed once."""
+
+    def made(own: Trial) -> Tensor:
+        q, k, _ = own.expanded
+        return reach(own.problem, q, k)
+
+    return trial.noted("reach", made)
+
+
+def _slack(trial: Trial) -> ForwardSlack:
+    """Return `forward_slack` of the declared arithmetic, computed once."""
+
+    def made(own: Trial) -> ForwardSlack:
+        p = own.problem
+        a = resolve(own.declaration.numerics, own.config, p, own.arch)
+        return forward_slack(p, a, _reach(own), own.expanded)
+
+    return trial.noted("forward_slack", made)
 
 
 def gather_long(trial: Trial) -> Ruling:
@@ -137,19 +159,25 @@ def sharp_rows(p: Problem) -> Tensor:
     return rows[torch.linspace(0, len(rows) - 1, count).long()]
 
 
-def _sharper(trial: Trial, known: Truth) -> Truth:
+def _sharper(trial: Trial, known: LateTruth) -> LateTruth:
     """Return that truth, with the bounds of `gather` at `sharp_rows`."""
     a, p = gather.one_key_arithmetic(trial), trial.problem
     if a is None or not p.seqlen_kv:
         return known
     rows = sharp_rows(p)
     some = trial.truth_at(rows, a)
-    out, lse = known.out_bound.clone(), known.lse_bound.clone()
-    out[:, :, rows], lse[:, :, rows] = some.out_bound, some.lse_bound
-    return replace(known, out_bound=out, lse_bound=lse)
+    lse = known.lse_bound.clone()
+    lse[:, :, rows] = some.lse_bound
+
+    def made() -> tuple[Tensor, Tensor]:
+        bound = known.out_bound.clone()
+        bound[:, :, rows] = some.out_bound
+        return known.out, bound
+
+    return replace(known, lse_bound=lse, make=made)
 
 
-def gathered_truth(trial: Trial) -> Truth:
+def gathered_truth(trial: Trial) -> LateTruth:
     """Return the truth of a problem of `gather`; only the winners' scores are computed, since all
     other weights are 0.
 
@@ -157,20 +185,24 @@ def gathered_truth(trial: Trial) -> Truth:
     LSE's bound is that of the row's largest score, or +inf if none is derived for the numerics.
     """
     p, (q, k, v) = trial.problem, trial.expanded
-    targets = gather_targets(p)
+    targets = trial.noted(gather.TARGETS, lambda own: gather_targets(own.problem))
     live = targets >= 0
+    table = k.flatten(0, 2)
 
-    def selected(x: Tensor) -> Tensor:
-        index = targets.clamp(min=0)[..., None].expand(*targets.shape, x.shape[-1])
-        return x.repeat_interleave(p.group, 1).gather(2, index)
+    def of_winner(rows: Tensor, keys: Tensor) -> Tensor:
+        own = table.index_select(0, keys.flatten()).view(rows.shape)
+        return (rows.double() * own.double()).sum(-1)
 
-    lse = p.scale * (q.double() * selected(k.double())).sum(-1)
-    out = selected(v).double().masked_fill(~live[..., None], 0.0)
-    bound = torch.full_like(lse, math.inf)
-    if _applies(trial.declaration) is None:
-        arithmetic = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
-        bound = forward_slack(p, arithmetic, _reach(trial), trial.expanded).lse
-    return Truth(out, lse.masked_fill(~live, -math.inf), out.abs() * _ROUNDED, bound)
+    def made() -> tuple[Tensor, Tensor]:
+        out = gather.selected_rows(p, v, targets).double().masked_fill(~live[..., None], 0.0)
+        return out, out.abs() * _ROUNDED
+
+    lse = torch.zeros(targets.shape, dtype=torch.float64)
+    if p.seqlen_kv:
+        lse = p.scale * by_rows(of_winner, q, key_rows(p, targets))
+    known = _applies(trial.declaration) is None
+    bound = _slack(trial).lse if known else torch.full_like(lse, math.inf)
+    return LateTruth(lse.masked_fill(~live, -math.inf), bound, made)
 
 
 def _applies(declaration: Declaration) -> str | None:
