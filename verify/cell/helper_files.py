@@ -59,10 +59,10 @@ def reasons(
     found = {}
     for file in undeclared if needed else ():
         importing = [ref for ref, paths in needed.items() if file.path in paths]
-        if importing:
-            found[file.ref] = f"no kernel: imported by {_listed(importing)}"
-        elif Path(file.path).name == "__init__.py":
+        if Path(file.path).name == "__init__.py":
             found[file.ref] = "no kernel: a package's __init__.py"
+        elif importing:
+            found[file.ref] = f"no kernel: imported by {_listed(importing)}"
     return found
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.harness.commands import verify
 from verify.campaign.run import CampaignRun
 from verify.cell.discovery import Roster, roster
+from verify.cell.helper_files import Unloadable, reasons
 from verify.cell.process import ForkServer
 from verify.evidence import NO_KERNEL, load
 from verify.report import build
@@ -101,6 +102,15 @@ class TestRoster:
         assert failed(roster(files, fork_server)) == ["__init__.py"]
         files = folder(tmp_path, __init__=kernel)
         assert len(roster(files, fork_server).declarations) == 2
+
+
+def test_a_packages_file_is_called_so_even_if_a_kernel_imports_it() -> None:
+    undeclared = [Unloadable(f"a/{name}.py", f"/a/{name}.py", "") for name in ("__init__", "tile")]
+    found = reasons(undeclared, {"k.py": {"/a/__init__.py", "/a/tile.py"}})
+    assert [*found.values()] == [
+        "no kernel: a package's __init__.py",
+        "no kernel: imported by k.py",
+    ]
 
 
 def test_a_run_lists_them_and_its_report_can_hold(tmp_path: Path) -> None:
