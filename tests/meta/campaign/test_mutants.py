@@ -143,6 +143,12 @@ def test_a_named_question_is_a_problem_of_its_group(group: str, text: str) -> No
     assert adapt is None or adapt(problem, WHOLE) == problem
 
 
+@pytest.mark.parametrize(("group", "text"), _NAMED, ids=[group for group, _ in _NAMED])
+def test_a_named_question_has_convicted_a_mutant(group: str, text: str) -> None:
+    catches = [entry.catch for entry in ENTRIES.values()]
+    assert any(catch and (catch.group, catch.problem) == (group, text) for catch in catches)
+
+
 def test_a_branch_that_is_never_taken_is_judged_by_a_variant_that_takes_it() -> None:
     (ground,) = (ground for ground in GROUNDS if ground.edited == TRITON_DESCRIPTORS)
     made = [TritonMutant.of(ground, each) for each in mutations(source(ground.edited))]
@@ -153,6 +159,11 @@ def test_a_branch_that_is_never_taken_is_judged_by_a_variant_that_takes_it() -> 
         "True": "triton-device-descriptor-forward",
         "False": "triton-host-descriptor-forward",
     }
+
+
+def test_a_function_of_one_variant_is_judged_by_it() -> None:
+    names = {m.variant for m in chosen() if m.mutation.function == "_scaled"}
+    assert names == {"triton-flash-backward-prescaled"}
 
 
 def test_a_truth_is_computed_once_for_the_same_inputs_and_declarations() -> None:

@@ -35,6 +35,11 @@ _NAMED = (
     ("poison", "sq=56,skv=86,d=32,dtype=float16,mask=causal.tl+documents.60_26,seed=3"),
     # Rows that see no key, of whose Q and dO it is.
     ("poison_backward", "sq=40,skv=30,d=32,dtype=float16,mask=causal,seed=3"),
+    # Keys that no row sees beside others of their block that rows see: their K is NaN.
+    (
+        "poison_backward",
+        "b=2,hq=2,sq=20,skv=40,d=16,dtype=float16,mask=lengths.17_20.33_21,seed=3",
+    ),
 )
 
 

@@ -89,6 +89,8 @@ GROUNDS = (
         others=(
             ("if dq_sums is not None:", "triton-flash-backward-atomic"),
             ("if PRESCALED:", "triton-flash-backward-prescaled"),
+            # which no other variant calls
+            ("def _scaled(k_tile, scale_log2):", "triton-flash-backward-prescaled"),
         ),
     ),
     Ground(TRITON_DECODE, TRITON_DECODE, "triton-decode-forward", 50),
