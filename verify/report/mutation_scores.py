@@ -23,7 +23,7 @@ SCORES: Mapping[str, tuple[str, tuple[int, int, int, int]]] = {
     "ptx-tiling-qkv-f16": ("057a0f693ae49568", (178, 184, 240, 240)),
     "triton-block-pointer-forward": ("c1ff16ef0db6788a", (11, 11, 12, 50)),
     "triton-decode-forward": ("bbe28d12260da837", (38, 40, 50, 50)),
-    "triton-device-descriptor-forward": ("f7c297a6163bb004", (1, 1, 5, 22)),
+    "triton-device-descriptor-forward": ("f7c297a6163bb004", (4, 4, 9, 22)),
     "triton-flash-backward": ("9dc82e8a6be08d1c", (41, 45, 63, 76)),
     "triton-flash-backward-atomic": ("9dc82e8a6be08d1c", (5, 5, 9, 9)),
     "triton-flash-backward-prescaled": ("9dc82e8a6be08d1c", (4, 4, 4, 5)),
