@@ -276,16 +276,20 @@ _BUILDS: tuple[tuple[str, int, str, bool, str, str], ...] = (
 
 # Bytes per thread: the most of Triton 3.6 and 3.7.  64 keys that are loaded one by
 # one fill the registers.
-_UNALIGNED = {"sm_89": 88, "sm_90a": 144, "sm_100a": 144}
+_UNALIGNED = {"sm_89": 96, "sm_90a": 144, "sm_100a": 144}
 SPILL_BUDGETS: dict[int | str, dict[str, dict[str, int]]] = {
     PROMOTION: {
         "m128n64w8s2, float8_e5m2, d 72, causal, unaligned": _UNALIGNED,
-        "m64n32w4s2, float8_e4m3fn, d 256, window": {"sm_89": 68},
-        "m64n32w4s2, float8_e4m3fn, d 128, full": {"sm_100a": 8},
+        "m128n64w8s2, float8_e4m3fn, d 128, causal, block64": {"sm_89": 32, "sm_120a": 92},
+        "m64n32w4s2, float8_e4m3fn, d 256, window": {"sm_89": 68, "sm_100a": 16},
+        "m64n32w4s2, float8_e4m3fn, d 128, full": {"sm_100a": 8, "sm_120a": 16},
         "m64n32w4s2, float8_e5m2, d 64, causal": {"sm_100a": 8},
         "m64n32w4s2, float8_e5m2, d 64, window, out float8_e5m2": {"sm_100a": 8},
     },
-    "block": {"m128n64w8s3, float8_e5m2, d 72, causal, unaligned": _UNALIGNED},
+    "block": {
+        "m128n64w8s3, float8_e5m2, d 72, causal, unaligned": _UNALIGNED,
+        "m128n64w8s3, float8_e4m3fn, d 128, causal, block64": {"sm_89": 24, "sm_120a": 8},
+    },
 }
 
 
