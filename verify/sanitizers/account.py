@@ -148,7 +148,7 @@ class Account(TypedDict):
     """One run of the sanitizer lane.  whole: nothing was left out by an option.  cut: why the run
     ended early, or "": outcomes are then "not run" of what was left.  workers: processes at the
     same time.  stages: by name.  counts: how often planted faults were caught, in this run and in
-    those that were added to it.  further: of these, runs with other tools."""
+    those that were added to it.  further: of these, runs that tried what this one has not."""
 
     schema: Literal[1]
     run: str

@@ -91,16 +91,26 @@ def added(now: Account, earlier: Sequence[Account]) -> list[Count]:
 
 
 def further(now: Account, earlier: Sequence[Account]) -> list[Further]:
-    """What earlier runs tried under a tool that this one has not, or has in another version: shown
-    with the run, each once."""
-    here = {(tool, tool_version(now, tool)) for tool in now["tools"]}
+    """Earlier runs that tried what this one has not: a tool, another version of one, or a variant,
+    config or dtype under one of its own.  Each is shown once."""
+    here = _asked(now)
     found: dict[str, Further] = {}
     for account in earlier:
-        others = {(tool, tool_version(account, tool)) for tool in account["tools"]}
-        if not others <= here:
+        if not _asked(account) <= here:
             found[account["run"]] = _as_further(account)
         found |= {one["run"]: one for one in account.get("further", [])}
     return list(found.values())
+
+
+def _asked(account: Account) -> set[tuple[str, ...]]:
+    """Its tools with their versions, alone and with what was tried under them."""
+    tools = {tool: tool_version(account, tool) for tool in account["tools"]}
+    asked: set[tuple[str, ...]] = set(tools.items())
+    for one in account["tried"]:
+        if one["outcome"] != "not run":
+            tool = one["tool"]
+            asked.add((tool, tools[tool], one["variant"], one["config"], one["dtype"]))
+    return asked
 
 
 def _as_further(account: Account) -> Further:

@@ -15,8 +15,8 @@ _LEVELS = {"Info": "note", "Warning": "warning"}
 
 
 def sarif(account: Account) -> dict[str, Any]:
-    """A SARIF 2.1.0 log with one result for each failure of a kernel; runs with other tools are
-    runs of their own."""
+    """A SARIF 2.1.0 log with one result for each failure of a kernel; runs that tried something
+    else are runs of their own."""
     runs = [_sarif(account, not_over=not account.get("cut"))]
     runs += [_sarif(one, not_over=not one["cut"]) for one in account.get("further", [])]
     return {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": runs}

@@ -63,7 +63,7 @@ def _sections(account: Account) -> Iterator[doc.Section]:
         yield doc.Section("Known-bad copies of shipped kernels", "copies", (lead, *bad))
     yield doc.Section("Kernels", "kernels", (kernels(account["tried"]),))
     if others := further(account):
-        yield doc.Section("Other tools", "further", others)
+        yield doc.Section("Other runs", "further", others)
     none = (doc.Paragraph("None: every record counts."),)
     yield doc.Section("Exceptions", "exceptions", exceptions(account) or none)
     yield doc.Section("Findings", "findings", findings(account) or (doc.Paragraph("None."),))
@@ -101,13 +101,13 @@ def kernels(tried: Sequence[Tried], sources: Mapping[str, str] | None = None) ->
 
 
 def further(account: Account) -> tuple[doc.Block, ...]:
-    """Runs with other tools, or other versions: their planted faults and their kernels."""
+    """Runs that tried what this one has not: their planted faults and their kernels."""
     blocks: list[doc.Block] = []
     for one in account.get("further", []):
         versions = dict.fromkeys(tool_version(one, tool) for tool in one["tools"])
         tools = ", ".join(one["tools"])
         blocks += [
-            doc.Heading(f"{' and '.join(filter(None, versions))}: {tools}"),
+            doc.Heading(": ".join(filter(None, (" and ".join(filter(None, versions)), tools)))),
             doc.Paragraph(
                 (
                     *("Run ", doc.Span(one["run"], "code")),

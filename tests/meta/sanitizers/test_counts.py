@@ -118,6 +118,16 @@ def test_other_versions_of_a_tool_are_counted_apart_and_shown() -> None:
     assert [one["run"] for one in later.get("further", [])] == ["newer", "triton"]
 
 
+def test_a_run_of_the_same_tools_is_shown_if_it_tried_another_kernel() -> None:
+    tried = {"variant": "shipped", "family": "ptx", "source_hash": "a", "config": "c"}
+    tried |= {"dtype": "float16", "tool": "racecheck", "outcome": "clean", "cases": {}}
+    tried |= {"processes": []}
+    first, cut = account("first", tried=[tried]), {**tried, "outcome": "not run"}
+    for now, shown in (([], ["first"]), ([cut], ["first"]), ([tried], [])):
+        told = counts.together(account("now", tried=now), [first])
+        assert [one["run"] for one in told.get("further", [])] == shown
+
+
 def test_a_copy_that_a_run_with_another_tool_caught_says_so() -> None:
     copy = planted("copy", "consan", "any", "faulty", holds=True)
     copy |= {"copy_of": "shipped", "spare": True, "record": {"text": "a race"}}
