@@ -12,6 +12,7 @@ from itertools import islice
 from hypothesis.errors import Unsatisfiable
 
 from references.masks import Causal, Documents, Full, Lengths, Mask, Prefix, Window, intersect
+from references.quantisation import parse_quantisation
 from references.score_mods import Softcap
 from verify.campaign.targets import Target
 from verify.campaign.together import like
@@ -153,6 +154,7 @@ def edges(target: Target) -> list[Problem]:
       rows of grouped heads;
     - many short and empty documents;
     - scales far from 1, and a negative scale under a cap;
+    - factors of several blocks of rows and of keys;
     - more than 1024 rows, and for a forward more than 1024 and more than 2^15 keys.  If possible, a
       mask hides most of them, so that Triton's interpreter is fast enough.
     """
@@ -184,6 +186,7 @@ def _edges(target: Target) -> Iterator[Problem]:
         yield plain.but(softmax_scale=scale)
     capped = plain.but(softmax_scale=-plain.scale, score_mod=Softcap(1.0))
     yield _masked(capped, support, Causal(), Full())
+    yield from _block_factors(plain, support)
     if groups()[target.group].entry == "forward":
         yield plain.but(heads_q=6, heads_kv=2, seqlen_q=1, seqlen_kv=_LONG)
         yield plain.but(
@@ -274,6 +277,16 @@ def _few_rows(few: Problem, support: Support) -> Iterator[Problem]:
         ((few.head_dim, other), (other, few.head_dim)) if other != few.head_dim else ()
     ):
         yield few.but(head_dim=dim, head_dim_v=dim_v, softmax_scale=None, mask=Causal())
+
+
+def _block_factors(plain: Problem, support: Support) -> Iterator[Problem]:
+    """Three blocks of rows and five of keys with factors of their own: random lengths rarely reach
+    a third."""
+    for word in support.descalings:
+        kind = parse_quantisation(word)
+        if kind.keys:
+            rows, keys = 2 * kind.keys + 5, 4 * kind.keys + 9
+            yield plain.but(seqlen_q=rows, seqlen_kv=keys, quantisation=kind)
 
 
 def _masked(problem: Problem, support: Support, *masks: Mask) -> Problem:

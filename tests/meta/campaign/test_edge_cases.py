@@ -359,3 +359,14 @@ class HiddenIsZero(Hand):
         lost = seen.any(-1) & (first > 0) & (found["lse"] < -88)  # exp(lse) is flushed
         found["out"] = found["out"].masked_fill(lost[..., None], 0.0)
         return found
+
+
+def test_factors_of_a_third_block_of_rows_and_keys_are_asked() -> None:
+    support = replace(DECLARED.support, descalings=("head", "block64", "block128"))
+    target = Target(replace(DECLARED, support=support), Config(block_n=32), "float16", "accuracy")
+    asked = [p for p in edges(target) if p.quantisation.keys]
+    assert {p.descaling for p in asked} == {"block64", "block128"}
+    for problem in asked:
+        shapes = problem.quantisation.stored(problem.shapes)
+        assert shapes["descale_q"][2] == 3
+        assert shapes["descale_k"][2] == shapes["descale_v"][2] == 5
