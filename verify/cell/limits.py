@@ -13,6 +13,7 @@ from verify.machine import settings, turns
 _BUILD_DEADLINE = 900.0  # seconds to load a kernel file, and to wait for a compiler it has started
 _MEMORY_LIMIT = 16 << 30  # bytes for one kernel process, on a machine with twice as much
 _BLOCK = 512  # bytes of st_blocks' unit
+_END = 1 << 16  # bytes of the output that are never dropped
 
 
 class TooMuchMemory(Exception):  # noqa: N818 - the kernel process's fault, not the judge's
@@ -49,23 +50,30 @@ class Output:
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._dropped = b""  # the end of what was dropped
         self.file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the cell
 
     def begin(self) -> None:
         """Empty it for a new process."""
+        self._dropped = b""
         self.file.seek(0)
         self.file.truncate()
 
     def shorten(self) -> None:
-        """Drop what is there if it is too much."""
+        """Drop what is there if it is too much; its end is remembered."""
         if os.fstat(self.file.fileno()).st_blocks * _BLOCK > self._most:
+            self._dropped = self._last(_END)
             # The process writes on at its own place: what is in front of it takes no room.
             os.ftruncate(self.file.fileno(), 0)
 
     def end(self, most: int) -> str:
         """Its last `most` bytes, as they came: not yet `visible`."""
+        return self._last(most).decode(errors="replace")
+
+    def _last(self, most: int) -> bytes:
         self.file.seek(max(self.file.seek(0, os.SEEK_END) - most, 0))
-        return self.file.read().decode(errors="replace")
+        written = self.file.read().lstrip(b"\0")  # what was dropped reads as zeros
+        return (self._dropped + written)[-most:]
 
 
 class Watch:

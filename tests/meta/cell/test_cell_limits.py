@@ -24,6 +24,7 @@ from verify.cell.arena import workspace_limit
 from verify.cell.breach import Breach
 from verify.cell.descendants import children, descendants
 from verify.cell.discovery import roster
+from verify.cell.limits import Output
 from verify.cell.loading import load
 from verify.cell.process import Cell, ForkServer
 from verify.problem import Problem
@@ -108,6 +109,19 @@ def test_what_a_kernel_prints_does_not_fill_the_disk(cell: Cell, write: Writer) 
     reply = run(cell, write("print('y' * (3 << 20), 'the end', flush=True); os._exit(3)"))
     assert reply.message.startswith("exited with status 3")
     assert reply.message.endswith("the end")
+
+
+def test_the_end_of_what_was_printed_is_kept_when_the_rest_is_dropped() -> None:
+    output = Output(1 << 20)
+    for text in (b"y" * (3 << 20) + b" the", b" end"):
+        output.file.seek(0, os.SEEK_END)
+        output.file.write(text)
+        output.file.flush()
+        output.shorten()
+    assert os.fstat(output.file.fileno()).st_blocks * 512 <= 1 << 20
+    assert output.end(12) == "yyyy the end"
+    output.begin()
+    assert output.end(12) == ""
 
 
 def test_a_workspace_has_a_limit_that_honest_kernels_do_not_reach() -> None:
