@@ -108,19 +108,28 @@ def _plain_operation(interpreter: Any, name: str, method: Callable[..., Any]) ->
     return operation
 
 
+def _called(
+    method: Callable[..., Any], builder: Any, given: Any, named: Any
+) -> tuple[Any, Recording | None]:
+    """The result of an operation, and the recording if it is to have this operation: not where
+    another operation has made it."""
+    recording = Now.recording
+    assert recording is not None
+    recording.inside += 1
+    try:
+        result = method(builder, *given, **named)
+    finally:
+        recording.inside -= 1
+    return result, None if recording.inside or recording.lost else recording
+
+
 def _operation(interpreter: Any, name: str, method: Callable[..., Any]) -> Any:
     effect = name in _STORES
     reads = name in _LOADS
 
     def operation(self: Any, *given: Any, **named: Any) -> Any:
-        recording = Now.recording
-        assert recording is not None
-        recording.inside += 1
-        try:
-            result = method(self, *given, **named)
-        finally:
-            recording.inside -= 1
-        if recording.inside or recording.lost:
+        result, recording = _called(method, self, given, named)
+        if recording is None:
             return result
         try:
             operands = handles_in(interpreter, (given, named))
@@ -184,14 +193,8 @@ def _rerun(
 
 def _pointer_operation(interpreter: Any, name: str, method: Callable[..., Any]) -> Any:
     def operation(self: Any, *given: Any, **named: Any) -> Any:
-        recording = Now.recording
-        assert recording is not None
-        recording.inside += 1
-        try:
-            result = method(self, *given, **named)
-        finally:
-            recording.inside -= 1
-        if recording.inside or recording.lost:
+        result, recording = _called(method, self, given, named)
+        if recording is None:
             return result
         if name == "create_make_block_ptr":
             for new, old in zip(result.offsets, given[3], strict=True):
