@@ -240,11 +240,17 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None, *, widen: bool 
 
 
 def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
-    """Write O to `out` and the base-2 LSE to `lse`; raises `Unsupported` outside the support of the
-    inputs' dtype."""
-    kernel = launch(args, out, lse, widen=args.q.dtype.itemsize == 1 and widens(args.q))
+    """Write O to `out` and the base-2 LSE to `lse`; raises `Unsupported` outside SUPPORT."""
+    SUPPORT.check(args, out)
     with torch.cuda.device_of(args.q), _deprecated():
-        kernel.run()
+        launch(args, out, lse).run()
+
+
+def forward_8(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
+    """`forward` of 8-bit inputs; raises `Unsupported` outside FP8_SUPPORT."""
+    FP8_SUPPORT.check(args, out)
+    with torch.cuda.device_of(args.q), _deprecated():
+        launch(args, out, lse, widen=widens(args.q)).run()
 
 
 def _deprecated() -> warnings.catch_warnings:
@@ -346,6 +352,7 @@ VARIANT = Variant(
 FP8_VARIANT = replace(
     VARIANT,
     name="triton-block-pointer-fp8-forward",
+    forward=forward_8,
     support=FP8_SUPPORT,
     numerics=fp8_forward.VARIANT.numerics,
     builds=partial(builds, True),

@@ -100,21 +100,22 @@ UNDEFS
 # Those that a build's macros change, that faults do, or that use a build's own types.
 HEADERS = ("tiles.cuh", "intervals.cuh", "softmax.cuh")
 # P in registers, as `rounded` in tiles.cuh makes it but for two neighbours' conversion.
-CONVERTED = """[&] {
-  Tensor result = make_tensor_like<Element>(scores);
-  Tensor pairs = recast<uint32_t>(result);
-  for (int i = 0; i < size(pairs); ++i) { pairs(i) = PACKED; }
-  return result;
-}()"""
+# On one line: barriers are named by their lines.
+CONVERTED = (
+    "[&] { Tensor result = make_tensor_like<Element>(scores);"
+    " Tensor pairs = recast<uint32_t>(result);"
+    " for (int i = 0; i < size(pairs); ++i) { pairs(i) = PACKED; }"
+    " return result; }()"
+)
 FLOAT16_BITS = CONVERTED.replace(
     "PACKED", "ptx::pack<ptx::Format::float16>(scores(2 * i), scores(2 * i + 1))"
 )
 FLOAT16_FIRST = CONVERTED.replace(
     "pairs(i) = PACKED;",
-    """float even, odd;
-    ptx::unpack<ptx::Format::float16>(
-        ptx::pack<ptx::Format::float16>(scores(2 * i), scores(2 * i + 1)), even, odd);
-    pairs(i) = ptx::pack<kFormat>(even, odd);""",
+    "float even, odd;"
+    " ptx::unpack<ptx::Format::float16>("
+    "ptx::pack<ptx::Format::float16>(scores(2 * i), scores(2 * i + 1)), even, odd);"
+    " pairs(i) = ptx::pack<kFormat>(even, odd);",
 )
 # An expression of flash_forward.cu or of its headers, and what it becomes while that fault is
 # planted.

@@ -241,16 +241,16 @@ class TestOnTheHost:
 
     @pytest.mark.thorough
     @pytest.mark.parametrize("program", ["atomic"], indirect=True)
-    @pytest.mark.parametrize("fault", [fault for fault, shown in FAULTY.items() if shown])
-    def test_as_often_as_the_table_says(self, program: Program, fault: str) -> None:
-        program.library.plant([*FAULTS].index(fault))
+    @pytest.mark.parametrize("row", [fault for fault, shown in FAULTY.items() if shown])
+    def test_as_often_as_the_table_says(self, program: Program, row: str) -> None:
+        program.library.plant([*FAULTS].index(row))
         counts = Counter(
             oracle
             for shape in SHAPES
             for oracle in convicting_apart(partial(HostTrial.of, program, shape))
         )
         told = ", ".join(f"{oracle} {count}" for oracle, count in sorted(counts.items()))
-        assert f"| {fault} | {told} |" in TABLE.read_text(encoding="utf-8")
+        assert f"| {row} | {told} |" in TABLE.read_text(encoding="utf-8")
 
     @pytest.mark.parametrize("program", NARROW_FIRST, indirect=True)
     def test_blocks_come_in_the_declared_order(self, program: Program) -> None:

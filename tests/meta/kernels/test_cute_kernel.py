@@ -305,21 +305,21 @@ class TestOnTheHost:
         assert convicting(HostTrial.of(uneven, problem)) == ("bound",)
 
     @pytest.mark.thorough
-    @pytest.mark.parametrize("fault", FAULTS)
+    @pytest.mark.parametrize("row", FAULTS)
     def test_as_often_as_the_table_says(
-        self, library: ctypes.CDLL, uneven: Program, fault: str
+        self, library: ctypes.CDLL, uneven: Program, row: str
     ) -> None:
-        program = uneven if fault == OF_UNEVEN else named(library, "d32")
-        program.library.plant([*FAULTS].index(fault))
+        program = uneven if row == OF_UNEVEN else named(library, "d32")
+        program.library.plant([*FAULTS].index(row))
         counts = Counter(
             oracle
             for shape in MASKS + SHAPES
             for oracle in convicting_apart(partial(HostTrial.of, program, shape))
         )
         told = ", ".join(f"{oracle} {count}" for oracle, count in sorted(counts.items()))
-        assert f"| {fault} | {told} |" in TABLE.read_text(encoding="utf-8")
-        if fault == OF_UNEVEN:
-            library.plant([*FAULTS].index(fault))
+        assert f"| {row} | {told} |" in TABLE.read_text(encoding="utf-8")
+        if row == OF_UNEVEN:
+            library.plant([*FAULTS].index(row))
             others = [HostTrial.of(named(library, "d32"), shape) for shape in MASKS + SHAPES]
             assert not any(convicting(trial) for trial in others)
 

@@ -111,7 +111,8 @@ def test_a_kernel_without_strided_storage_gets_the_same_values(
         path.write_text(text.replace("head_dims=(8,)", own))
     rows = timed(session, [candidate(path, fork_server) for path in paths])
     assert [one["reason"] for one in rows] == [""] * 3
-    assert rows[1]["first"] == pytest.approx(rows[0]["first"])
+    # The product with another layout adds up in another order: some places of fp32, near 1.
+    assert rows[1]["first"] == pytest.approx(rows[0]["first"], abs=2**-20)
     assert [bool(one["differs"]) for one in rows] == [False, False, True]
 
 
