@@ -1,7 +1,7 @@
 """Helper files: Python files beside kernels that are no kernels.
 
 A shell's `folder/*.py` names a package's __init__.py and the files that its kernels import.  They
-declare nothing, and nobody means them to be judged.
+declare no kernel, and the report lists them as such.
 """
 
 from __future__ import annotations

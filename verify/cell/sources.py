@@ -55,7 +55,7 @@ def sources_of(imported: set[Path], path: Path) -> tuple[str, ...]:
     folder and of kernels/cuda.  For a kernel that imports the CUDA compiler (`verify.cuda`), add
     the compiler and the imported files of kernels/cuda.
 
-    imported: also files that are imported only by a function that nobody has called yet.
+    imported: the files of imported modules, and those that only a function will import.
     """
     # A module can name anything as its file: a pipe would never end.
     beside = {file for file in imported | {path} if file.parent == path.parent and file.is_file()}

@@ -1,4 +1,4 @@
-"""What is known of a case before anything runs: its kernel, its problem, its inputs."""
+"""The facts of a case before its first launch: its kernel, its problem, its inputs."""
 
 from __future__ import annotations
 

@@ -79,19 +79,19 @@ def _turn(size: int) -> Iterator[None]:
         FileLock(Path(tempfile.gettempdir()) / f"attention-verify-far{number or ''}.lock")
         for number in range(_AT_ONCE)
     ]
-    taken = None
     for number, lock in enumerate(locks):
-        if taken is None and (not number or _room((number + 1) * size)):
-            with suppress(Timeout):
-                lock.acquire(timeout=0)
-                taken = lock
-    if taken is None:
-        taken = locks[0]
-        taken.acquire()
+        if number and not _room((number + 1) * size):
+            continue
+        with suppress(Timeout):
+            lock.acquire(timeout=0)
+            break
+    else:
+        lock = locks[0]
+        lock.acquire()
     try:
         yield
     finally:
-        taken.release()
+        lock.release()
 
 
 def _room(size: int) -> bool:
