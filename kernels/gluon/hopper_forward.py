@@ -278,7 +278,7 @@ SUPPORT = Support(
     max_capability=(9, 0),
 )
 
-# Compiled, and run on the CPU by the model of tests/harness/gluon_partitions.py.
+# Run on the CPU by the model of tests/harness/gluon_partitions.py, too.
 TURNSTILE = (
     Config(block_m=128, block_n=128, num_warps=8, num_stages=2, options=(("turns", 1),)),
     Config(block_m=128, block_n=64, num_warps=8, num_stages=2, options=(("turns", 1),)),

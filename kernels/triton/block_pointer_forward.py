@@ -267,8 +267,8 @@ def unavailable() -> str | None:
 
 
 def builds(eight: bool, arch: str) -> list[Build]:
-    """The dtypes of 8 or of 16 bits at several head dims, so that each kind of mask occurs, and one
-    build for unaligned rows; of 8 bits also outputs and kinds of factors, from sm_89 on."""
+    """The dtypes of 8 or of 16 bits at several head dims, so that each kind of mask occurs, and
+    builds for unaligned rows; of 8 bits also kinds of factors, from sm_89 on."""
     if eight and arch in ("sm_80", "sm_86"):
         return []
     found = []
@@ -306,6 +306,7 @@ _FP8_BUILDS = (
     (4, "float8_e4m3fn", 64, "causal", True, "tensor"),
     (0, "float8_e4m3fn", 256, "full", True, "head"),
     (3, "float8_e4m3fn", 72, "causal", False, "head"),
+    (0, "float8_e5m2", 72, "full", False, "block64"),
 )
 
 

@@ -16,6 +16,10 @@ test_triton_specialise.py compiles it again):
 Where its passes fail the launch leaves the flag off, so that the binary is the same there, too.
 """
 
+from dataclasses import replace
+from itertools import product
+
+from kernels.triton.common import Blocks
 from verify.variant import Config
 
 # Every pair of two values of block_m, block_n (with its stages) and registers.
@@ -37,6 +41,42 @@ SPECIALISED = tuple(
     )
     for config in (CONFIGS[0], CONFIGS[1], CONFIGS[3])
 )
+
+# What Triton's public tutorial of fused attention tunes over: today 2 to 4 stages, in versions
+# before also 6.  8 warps only for tiles of 128 by 128, as it has it on Hopper: 21 and 28 configs.
+TUTORIAL = tuple(
+    Config(
+        block_m=block_m,
+        block_n=block_n,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        options=(("registers", 0),),
+    )
+    for block_m, block_n, num_stages, num_warps in product(
+        (64, 128), (32, 64, 128), (2, 3, 4, 6), (4, 8)
+    )
+    if num_warps == 4 or block_m * block_n == 128 * 128
+)
+FURTHER = tuple(dict.fromkeys((*CONFIGS, *SPECIALISED, *TUTORIAL)))
+
+
+def fitting(blocks: Blocks, bucket: int, capability: tuple[int, int] | None) -> Blocks:
+    """The blocks with as many stages as shared memory holds; the tutorial's tuner passes over a
+    config that does not fit.
+
+    A stage is a tile of K and one of V.  With wgmma and tcgen05 all stages and Q lie in shared
+    memory; with mma.sync all but one stage; without TMA Triton copies into registers.
+    capability: of the device; None: no device, which has no stages.
+    """
+    stage, tile = 4 * blocks.block_n * bucket, 2 * blocks.block_m * bucket
+    match capability:
+        case (9 | 10, _):
+            most = ((227 << 10) - tile) // stage
+        case (12, _):
+            most = 1 + (99 << 10) // stage
+        case _:
+            most = blocks.num_stages
+    return replace(blocks, num_stages=min(blocks.num_stages, most))
 
 
 def specialises(config: Config, bucket: int, capability: tuple[int, int] | None) -> bool:
@@ -100,6 +140,9 @@ SPILL_BUDGETS: dict[bool, dict[str, dict[str, int]]] = {
             "sm_120a": 8,
         },
         "m64n32w4s3-registers_0, bfloat16, d 64, window": {"sm_120a": 8},
+        "m128n128w8s3-registers_0, float16, d 128, causal": {"sm_120a": 236},
+        "m64n128w4s4-registers_0, bfloat16, d 128, full": {"sm_120a": 2076},
+        "m128n64w4s6-registers_0, float16, d 64, window": {"sm_120a": 164},
     },
     False: {
         **_SPECIALISED_BUDGETS,
@@ -127,6 +170,9 @@ SPILL_BUDGETS: dict[bool, dict[str, dict[str, int]]] = {
         "m128n64w8s2-registers_0, float16, d 64, causal": {"sm_120a": 8},
         "m128n64w8s2-registers_0, bfloat16, d 128, full": {"sm_120a": 8},
         "m64n32w4s3-registers_0, bfloat16, d 64, window": {"sm_120a": 8},
+        "m128n128w8s3-registers_0, float16, d 128, causal": {"sm_120a": 152},
+        "m64n128w4s4-registers_0, bfloat16, d 128, full": {"sm_120a": 1952},
+        "m128n64w4s6-registers_0, float16, d 64, window": {"sm_120a": 240},
     },
 }
 
@@ -143,4 +189,10 @@ BUILDS = (
     (SPECIALISED[1], "bfloat16", 64, "window"),
     (SPECIALISED[2], "float16", 64, "full"),
     (SPECIALISED[0], "float16", 256, "causal"),
+)
+# Of the tutorial's, which tune copies by TMA.
+TUTORIAL_BUILDS = (
+    (Config.parse("m128n128w8s3-registers_0"), "float16", 128, "causal"),
+    (Config.parse("m64n128w4s4-registers_0"), "bfloat16", 128, "full"),
+    (Config.parse("m128n64w4s6-registers_0"), "float16", 64, "window"),
 )

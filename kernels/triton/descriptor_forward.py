@@ -37,7 +37,9 @@ from kernels.triton.compile import arguments, binary, meta
 from kernels.triton.descriptor_builds import (
     BUILDS,
     CONFIGS,
-    SPECIALISED,
+    FURTHER,
+    TUTORIAL_BUILDS,
+    fitting,
     specialises,
     spill_budget,
 )
@@ -252,7 +254,8 @@ def launch(
     SUPPORT.check(args, out)
     mask = mask_build(args)
     bucket = head_dim_bucket(max(args.head_dim, args.head_dim_v))
-    blocks = effective_blocks(args.config, args.dtype, bucket, bucket <= 128)
+    chosen = effective_blocks(args.config, args.dtype, bucket, bucket <= 128)
+    blocks = fitting(chosen, bucket, capability)
     programs = args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m)
     if not programs:
         return Launch(descriptor_kernel, 0, (), {})
@@ -307,10 +310,12 @@ def _scratch(device: torch.device, size: int, alignment: int, stream: int | None
 
 
 def builds(host: bool, arch: str) -> list[Build]:
-    """Every config, both dtypes, each kind of mask and several head dims; from sm_90 on by TMA."""
+    """Every config of CONFIGS and SPECIALISED, both dtypes, each kind of mask and several head
+    dims; from sm_90 on by TMA, and some of the tutorial's grid."""
     found = []
-    moves = () if arch in ("sm_80", "sm_86", "sm_89") else ("UTMALDG",)
-    for config, dtype, head_dim, kind in BUILDS:
+    tma = arch not in ("sm_80", "sm_86", "sm_89")
+    moves = ("UTMALDG",) if tma else ()
+    for config, dtype, head_dim, kind in (*BUILDS, *(TUTORIAL_BUILDS if tma else ())):
         name = f"{config.name}, {dtype}, d {head_dim}, {kind}"
         compile_ = partial(_compile, host, config, dtype, head_dim, kind, arch)
         budget = spill_budget(name, host, arch)
@@ -339,7 +344,7 @@ def _variant(name: str, host: bool, judged: Config) -> Variant:
         name=name,
         forward=partial(forward, host),
         configs=(judged,),
-        further_configs=lambda: (*CONFIGS, *SPECIALISED),
+        further_configs=lambda: FURTHER,
         support=SUPPORT,
         # A descriptor's copy takes padding of the tensor as it lies there.
         contract=replace(flash_forward.VARIANT.contract, masked_values="finite"),

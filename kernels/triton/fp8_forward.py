@@ -265,6 +265,7 @@ _BUILDS = (
     (72, "window", False, "float8_e5m2", "head"),
     (128, "causal", True, "bfloat16", "block64"),
     (64, "full", True, "bfloat16", "block128"),
+    (72, "full", False, "bfloat16", "block64"),
 )
 
 

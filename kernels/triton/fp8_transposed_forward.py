@@ -244,7 +244,7 @@ def forward(
 
 
 def builds(promotion: int | str, configs: tuple[Config, ...], arch: str) -> list[Build]:
-    """Every config by head-dim bucket with factors per head, each mask once, a build for
+    """Every config by head-dim bucket with factors per head, each mask once, builds for
     unaligned rows, 8-bit outputs, and factors per block; from sm_89 on."""
     if arch in ("sm_80", "sm_86"):
         return []
@@ -272,14 +272,22 @@ _BUILDS: tuple[tuple[str, int, str, bool, str, str], ...] = (
     ("float8_e5m2", 64, "window", True, "float8_e5m2", "head"),
     ("float8_e4m3fn", 128, "causal", True, "bfloat16", "block64"),
     ("float8_e5m2", 64, "window", True, "bfloat16", "block128"),
+    ("float8_e4m3fn", 72, "full", False, "bfloat16", "block64"),
 )
 
 # Bytes per thread: the most of Triton 3.6 and 3.7.  64 keys that are loaded one by
 # one fill the registers.
 _UNALIGNED = {"sm_89": 96, "sm_90a": 144, "sm_100a": 144}
+_UNALIGNED_BLOCKS = {"sm_89": 104, "sm_90a": 136, "sm_100a": 136, "sm_120a": 24}
 SPILL_BUDGETS: dict[int | str, dict[str, dict[str, int]]] = {
     PROMOTION: {
         "m128n64w8s2, float8_e5m2, d 72, causal, unaligned": _UNALIGNED,
+        "m128n64w8s2, float8_e4m3fn, d 72, full, unaligned, block64": _UNALIGNED_BLOCKS,
+        "m64n32w4s2, float8_e4m3fn, d 72, full, unaligned, block64": {
+            "sm_90a": 128,
+            "sm_100a": 128,
+            "sm_120a": 8,
+        },
         "m128n64w8s2, float8_e4m3fn, d 128, causal, block64": {"sm_89": 32, "sm_120a": 92},
         "m64n32w4s2, float8_e4m3fn, d 256, window": {"sm_89": 68, "sm_100a": 16},
         "m64n32w4s2, float8_e4m3fn, d 128, full": {"sm_100a": 8, "sm_120a": 16},
@@ -288,6 +296,7 @@ SPILL_BUDGETS: dict[int | str, dict[str, dict[str, int]]] = {
     },
     "block": {
         "m128n64w8s3, float8_e5m2, d 72, causal, unaligned": _UNALIGNED,
+        "m128n64w8s3, float8_e4m3fn, d 72, full, unaligned, block64": _UNALIGNED_BLOCKS,
         "m128n64w8s3, float8_e4m3fn, d 128, causal, block64": {"sm_89": 24, "sm_120a": 8},
     },
 }

@@ -186,6 +186,7 @@ ALGEBRA: tuple[PlantedFault, ...] = (
 # tried first.  ConSan does not know the barrier of a cluster; delays are tried there.
 _GLUON_COPIES = {
     "gluon": ("gluon-hopper-forward", "gluon_forward", CONSAN),
+    "gluon-turnstile": ("gluon-hopper-forward", "gluon_turnstile", CONSAN),
     "gluon-fp8": ("gluon-hopper-fp8-forward", "gluon_fp8_forward", CONSAN),
     "gluon-cluster": ("gluon-hopper-cluster-forward", "gluon_cluster_forward", SKEW),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ import triton
 
 from kernels.gluon import hopper_forward as kernel
 from kernels.gluon.host import SHARED_BYTES
+from kernels.triton.compile import arguments, compiled, meta
 from tests.harness.gluon_host import Host
 from tests.harness.gluon_partitions import PartitionError, Partitions
 from tests.harness.ptx_host import convict, run
+from tests.planted import gluon_turnstile
 from verify.cuda.edits import Edit
 from verify.cuda.sass import listing
 from verify.problem import Problem
@@ -200,3 +203,28 @@ def test_a_build_has_partitions_and_keeps_its_budget() -> None:
     counts = {w: len(re.findall(rf" {w}[ .]", text)) for w in ("HGMMA", "UTMALDG", "LDL", "STL")}
     assert not list(build.broken(made.resources, counts))
     assert re.search(r" USETMAXREG[ .]", text)
+
+
+@pytest.mark.parametrize("slip", ["missing-wait", "early-refill"])
+def test_planted_races_are_found(slip: str) -> None:
+    """In some of the drawn orders; none accuses the text without the slip."""
+    edits = gluon_turnstile.SLIPS[slip].edits
+    assert all(verdict(text=WALK, config=TINY, seed=seed) is None for seed in SEEDS)
+    assert any(verdict(*edits, text=WALK, config=TINY, seed=seed) for seed in SEEDS)
+
+
+def ptx_of(forward: ModuleType, config: Config) -> str:
+    args = arguments(config, "float16", 128, "causal")
+    outputs = meta(tuple(args.q.shape), "float16"), meta(tuple(args.q.shape[:3]), "float32")
+    return str(compiled(forward.launch(args, *outputs), "sm_90a").asm["ptx"])
+
+
+@pytest.mark.parametrize("slip", gluon_turnstile.SLIPS)
+def test_a_planted_copy_is_of_the_turnstile_and_differs_by_its_slip(slip: str) -> None:
+    copies = gluon_turnstile.COPIES
+    assert dict(copies.config.options) == {"turns": 1}
+    copy = copies.copy_of(slip)
+    assert copy.turnstile_forward.__module__.startswith("planted_gluon_turnstile_")
+    shipped, planted = (ptx_of(module, copies.config) for module in (kernel, copy))
+    assert "setmaxnreg" in planted
+    assert planted != shipped

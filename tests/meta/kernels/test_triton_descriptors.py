@@ -8,9 +8,10 @@ import pytest
 import torch
 import triton
 
-from kernels.triton import block_pointer_forward, descriptor_forward
+from kernels.triton import block_pointer_forward, descriptor_builds, descriptor_forward
 from kernels.triton.compile import arguments, compiled, meta
-from verify.variant import compiled_archs
+from kernels.triton.flash_forward import effective_blocks
+from verify.variant import Config, arch_named, compiled_archs
 
 HOST, DEVICE = True, False
 CONFIG = descriptor_forward.CONFIGS[1]
@@ -99,3 +100,48 @@ def test_block_pointers_are_gone_from_3_9_on(monkeypatch, version, gone):
     monkeypatch.setattr(triton, "__version__", version)
     found = block_pointer_forward.VARIANT.describe()["unavailable"]
     assert (found is not None and "removed in 3.9" in found) is gone
+
+
+def test_the_tutorials_grids_are_among_the_configs():
+    """Its 21 configs on Hopper, with 2 to 4 stages, and the 28 of versions before, also with 6."""
+    grid = {
+        Config(block_m=m, block_n=n, num_warps=w, num_stages=s, options=(("registers", 0),))
+        for m, n, w, s in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4, 6))
+        if not (m * n < 128 * 128 and w == 8)
+    }
+    assert len(grid) == 28
+    assert sum(config.num_stages <= 4 for config in grid) == 21
+    for variant in descriptor_forward.VARIANTS:
+        told = variant.describe()["further_configs"]
+        assert {config.name for config in grid} <= set(told) | {variant.configs[0].name}
+        assert len(told) == len(set(told))
+
+
+@pytest.mark.parametrize(("arch", "kibibytes"), [("sm_90a", 227), ("sm_120a", 99)])
+def test_a_config_that_outgrows_shared_memory_gets_fewer_stages(arch, kibibytes, tmp_path):
+    """Triton would refuse to launch it."""
+    config = Config.parse("m64n128w4s6-registers_0")
+    capability = arch_named(arch).capability
+    chosen = effective_blocks(config, "float16", 128)
+    blocks = descriptor_builds.fitting(chosen, 128, capability)
+    assert chosen.num_stages == 6 > blocks.num_stages >= 2
+    assert replace(blocks, num_stages=6) == chosen
+    args = arguments(config, "float16", 128, "causal")
+    outputs = meta(tuple(args.q.shape), "float16"), meta(tuple(args.q.shape[:3]), "float32")
+    fits = descriptor_forward.launch(DEVICE, args, *outputs, capability)
+    more = replace(fits, keywords=fits.keywords | {"num_stages": blocks.num_stages + 1})
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(tmp_path)
+        took, takes = (compiled(each, arch).metadata.shared for each in (more, fits))
+    assert takes <= kibibytes * 1024 < took
+
+
+@pytest.mark.parametrize("bucket", [16, 64, 128, 256])
+@pytest.mark.parametrize("arch", [None, *compiled_archs()])
+def test_every_config_has_a_stage(arch, bucket):
+    capability = None if arch is None else arch_named(arch).capability
+    for config in descriptor_builds.FURTHER:
+        chosen = effective_blocks(config, "float16", bucket, bucket <= 128)
+        blocks = descriptor_builds.fitting(chosen, bucket, capability)
+        assert 1 <= blocks.num_stages <= chosen.num_stages
+        assert arch not in {None, "sm_80", "sm_86", "sm_89"} or blocks == chosen

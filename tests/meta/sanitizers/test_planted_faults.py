@@ -18,6 +18,7 @@ from tests.planted import (
     gluon_cluster_forward,
     gluon_forward,
     gluon_fp8_forward,
+    gluon_turnstile,
     tiny,
     tiny_gluon,
 )
@@ -66,7 +67,7 @@ def test_every_tool_has_a_fault_to_catch_and_a_twin_to_leave_alone() -> None:
         assert set(fault.caught_by) <= set(fault.tried_under(ALL))
         own = {SKEW} if fault.by_triton and not fault.spare else {*TOOLS, *fault.caught_by}
         assert set(fault.tried_under(EVERY)) <= own or fault.twin
-    files = gluon_forward, gluon_fp8_forward, gluon_cluster_forward
+    files = gluon_forward, gluon_turnstile, gluon_fp8_forward, gluon_cluster_forward
     copied = {variant.name for file in files for variant in file.VARIANTS}
     assert {fault.variant for fault in GLUON_COPIES} < copied
 
@@ -148,7 +149,8 @@ def test_a_fault_of_the_memory_is_made_at_the_launch() -> None:
 
 
 def test_the_planted_problem_lies_inside_every_planted_support() -> None:
-    gluon = *gluon_forward.VARIANTS, *gluon_fp8_forward.VARIANTS, *gluon_cluster_forward.VARIANTS
+    files = gluon_forward, gluon_turnstile, gluon_fp8_forward, gluon_cluster_forward
+    gluon = [variant for file in files for variant in file.VARIANTS]
     planted = (*tiny.VARIANTS, *tiny_gluon.VARIANTS, *gluon, *copies.VARIANTS)
     for variant in planted:
         problem = planted_problem(declared(variant.support, tuple(variant.configs)))
