@@ -80,7 +80,7 @@ def oracles(write: bool) -> int:
 
 
 @click.command()
-@click.argument("kernels", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@options.kernels
 @click.option(
     "--out",
     "directory",
@@ -113,13 +113,14 @@ def probe(
     from verify.cli.probe import probe as run_probes
     from verify.machine import device
 
+    files = existing(kernels)
     if publish and kernels:
         raise UsageError("--publish: publishes the collection's probes; name no KERNELS")
     if publish and only:
         raise UsageError("--publish: publishes all probes; name no stage with --only")
     folder = report_parent(directory, publish) / device.slug()
     published = published_parent(directory) / device.slug() if publish else None
-    return run_probes(Request(kernels, folder, published, only), as_json)
+    return run_probes(Request(files, folder, published, only), as_json)
 
 
 @click.command()

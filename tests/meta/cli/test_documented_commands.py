@@ -86,6 +86,9 @@ RUNS = {
     "verify --version": wheel('verify, "--version"'),
     "verify --help": of(HERE, "test_help", '"--help"'),
     "verify run": wheel('verify, "run", "right.py"'),
+    "verify run FOLDER/": of(
+        "test_helper_files", "test_a_folder_means_its_python_files", '"run", "kernels/"'
+    ),
     "verify run --examples": wheel('"right.py", "--examples"'),
     "verify run -k": of(
         "test_cli", "test_names_that_match_nothing_are_answered_with_those_that_exist", '"-k"'
@@ -243,7 +246,7 @@ def documented(text: str) -> Iterator[str]:
 
 def parts(command: str) -> list[str]:
     """The parts of a command that must be run: its program and subcommand, and these with each
-    option.
+    option, and with a folder.
 
     `python3 -m verify run k.py -k x` gives `verify run` and `verify run -k`; `tox -e gpu` itself.
     """
@@ -255,6 +258,8 @@ def parts(command: str) -> list[str]:
         name = rest[rest.index("-e") + 1]
         program, rest = f"tox -e {name}", [word for word in rest if word not in ("-e", name)]
     options = [word for word in rest if re.fullmatch(r"-{1,2}[a-zA-Z][\w-]*", word)]
+    if any(word.endswith("/") for word in rest):
+        options.append("FOLDER/")
     return [program, *(f"{program} {option}" for option in options)]
 
 
@@ -286,7 +291,7 @@ tox --current-env -e gpu
 ```python
 verify = 1
 ```
-Then `python -m references.masks`, `pytest -n auto`, `.venv/bin/python -m build`.
+Then `python -m references.masks`, `verify run mine/`, `pytest -n auto`, `.venv/bin/python -m build`.
 """
     assert [parts(command) for command in documented(page)] == [
         ["verify run", "verify run -k", "verify run --examples"],
@@ -294,6 +299,7 @@ Then `python -m references.masks`, `pytest -n auto`, `.venv/bin/python -m build`
         ["verify report", "verify report --run"],
         ["tox -e gpu"],
         ["references.masks"],
+        ["verify run", "verify run FOLDER/"],
         ["pytest", "pytest -n"],
         ["build"],
     ]
