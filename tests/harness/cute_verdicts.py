@@ -8,7 +8,6 @@ import resource
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-
 from tests.harness.cute_host import HostError
 from verify.judging.trial import Trial
 from verify.oracles import Oracle, bound, empty_rows, poison

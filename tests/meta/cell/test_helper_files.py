@@ -76,6 +76,17 @@ class TestRoster:
         assert failed(found) == ["alone.py", "common.py"], "what needs it is no kernel either"
         assert list(refs(found)) == ["other.py"]
 
+    def test_a_file_that_a_kernel_only_may_import_does_not_load(
+        self, tmp_path: Path, fork_server: ForkServer
+    ) -> None:
+        """It can as well be a kernel that declares nothing."""
+        computed = "\n\ndef other(name):\n    return __import__(name)\n"
+        files = folder(
+            tmp_path, mine=KERNEL.format(helper="common") + computed, common=HELPER, other=HELPER
+        )
+        found = roster(files, fork_server)
+        assert (list(refs(found)), failed(found)) == (["common.py"], ["other.py"])
+
     @pytest.mark.parametrize("stem", ["__init__", "common"])
     def test_a_file_given_alone_is_meant(
         self, stem: str, tmp_path: Path, fork_server: ForkServer

@@ -291,7 +291,8 @@ tox --current-env -e gpu
 ```python
 verify = 1
 ```
-Then `python -m references.masks`, `verify run mine/`, `pytest -n auto`, `.venv/bin/python -m build`.
+Then `python -m references.masks`, `verify run mine/`, `pytest -n auto`,
+`.venv/bin/python -m build`.
 """
     assert [parts(command) for command in documented(page)] == [
         ["verify run", "verify run -k", "verify run --examples"],
