@@ -216,6 +216,13 @@ shard = click.option(
 exit_first = click.option(
     "--exitfirst", "-x", "exit_first", is_flag=True, help="Stop at the first failing verdict."
 )
+out = click.option(
+    "--out",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Parent of the report's folder; default: .verify/report, with --publish: reports.",
+)
+publish = click.option("--publish", is_flag=True, help="Also write it to reports/<device>/.")
 strict = click.option(
     "--strict",
     is_flag=True,

@@ -81,13 +81,8 @@ def oracles(write: bool) -> int:
 
 @click.command()
 @options.kernels
-@click.option(
-    "--out",
-    "directory",
-    type=click.Path(path_type=Path),
-    help="Parent of the report's folder; default: .verify/report, with --publish: reports.",
-)
-@click.option("--publish", is_flag=True, help="Also write it to reports/<device>/.")
+@options.out
+@options.publish
 @click.option(
     "--only",
     multiple=True,
@@ -265,13 +260,8 @@ def _shape(
 )
 @click.option("--dtype", default="", help="Default: the first dtype that the variant supports.")
 @click.option("--mask", default="full", show_default=True, help="A mask's name, such as causal.")
-@click.option(
-    "--out",
-    "directory",
-    type=click.Path(path_type=Path),
-    help="Parent of the report's folder; default: .verify/report, with --publish: reports.",
-)
-@click.option("--publish", is_flag=True, help="Also write them to reports/<device>/.")
+@options.out
+@options.publish
 def profile(
     variants: tuple[str, ...],
     config: str,
