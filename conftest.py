@@ -51,6 +51,7 @@ from verify.campaign.run import (  # noqa: E402
     open_run,
 )
 from verify.campaign.runner import NO_SPACE  # noqa: E402
+from verify.campaign.without_verdict import RecordsErrors, tell  # noqa: E402
 from verify.cell.discovery import environment  # noqa: E402
 from verify.cell.process import ForkServer  # noqa: E402
 from verify.evidence import errors  # noqa: E402
@@ -178,7 +179,7 @@ def pytest_configure(config: pytest.Config) -> None:
         errors.begin(run.directory)
         if marker is not None:
             marker.unlink(missing_ok=True)
-        config.pluginmanager.register(_Errors(run), "verify-errors")
+        config.pluginmanager.register(RecordsErrors(run), "verify-errors")
     watch_gpus(config, run.directory)
 
 
@@ -301,48 +302,13 @@ def pytest_runtest_makereport(
     """Report a test as expected to fail (xfail) if all its failing verdicts are known defects."""
     report = yield
     if report.failed and call.excinfo is not None:
-        _tell(item, report, call.excinfo.value)
+        tell(item, report, call.excinfo.value)
     judge = getattr(item, "funcargs", {}).get("judge")
     if report.when == "call" and judge is not None:
         met, judge.met = list(dict.fromkeys(entry.told for entry in judge.met)), []
         if met and report.passed:
             report.outcome, report.wasxfail = "skipped", "; ".join(met)
     return report
-
-
-def _tell(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:
-    """Stop all processes if --exitfirst was given; attach an error that is no verdict to the
-    report, for `_Errors` to record."""
-    halt.failed()
-    if isinstance(error, OSError) and error.errno in NO_SPACE:
-        item.session.shouldstop = f"cannot write evidence: {error}"
-    judged = type(error).__name__.startswith("Convicted") or "unloadable" in item.fixturenames
-    if not judged:
-        message = (
-            str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-        )
-        report.user_properties.append((_ERROR, errors.shortened(message)))
-
-
-class _Errors:
-    """Records, in the first process, the tests that failed without a verdict."""
-
-    def __init__(self, run: CampaignRun) -> None:
-        self.run = run
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        message = dict(report.user_properties).get(_ERROR)
-        # xdist reports a crashed worker like this.
-        if report.failed and message is None and report.when == "???":
-            message = errors.shortened(report.longreprtext)
-        if message is None or not self.run.directory.is_dir():
-            return
-        refs = [declaration.ref for declaration in self.run.roster.declarations]
-        error = errors.JudgeError(
-            errors.variant_in(report.nodeid, refs), report.nodeid, str(message)
-        )
-        with contextlib.suppress(OSError):
-            errors.record(self.run.directory, error)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -400,4 +366,3 @@ def pytest_terminal_summary(
 _RUN: pytest.StashKey[CampaignRun] = pytest.StashKey()
 _REPORT: pytest.StashKey[str] = pytest.StashKey()
 _LOCK: pytest.StashKey[object] = pytest.StashKey()
-_ERROR = "error of the judge"

@@ -20,7 +20,7 @@ from torch import Tensor
 from references.definition import Attention
 from references.row_blocks import RowBlock, row_blocks
 from verify.cell.discovery import collection, roster
-from verify.judging.findings import place
+from verify.judging.findings import coordinate, place
 from verify.problem import Problem
 from verify.problem.case import Case, CaseError
 from verify.problem.inputs import dequantised, tensors
@@ -104,8 +104,7 @@ def element_of(case: Case, declaration: Declaration, index: int, arch: str) -> E
     size = math.prod(p.shape_out)
     if not 0 <= index < size:
         raise UnexplainedError(f"--index: {index} is not from 0 to {size - 1}")
-    place_in_out = torch.unravel_index(torch.tensor(index), p.shape_out)
-    batch, head, row, column = (int(i) for i in place_in_out)
+    batch, head, row, column = coordinate(index, p.shape_out)
     q, k, v = dequantised(p, tensors(p))
     blocks = list(row_blocks(q, k, v, Attention(p.mask, p.scale, p.score_mod)))
     if len(blocks) != 1:

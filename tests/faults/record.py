@@ -14,6 +14,7 @@ from tests.faults.classes import UNPLANTED
 from tests.faults.fault import Fault
 from tests.faults.rivals import RIVALS
 from tests.faults.search import Catch, cheapest
+from tests.harness.wrapped import item, wrapped
 from verify.cell.process import ROOT
 from verify.problem import Problem
 
@@ -68,12 +69,12 @@ def document(entries: dict[str, Entry]) -> str:
     parts = [
         "# Sensitivity",
         "",
-        (
+        wrapped(
             "Which faults the oracles notice.  Written by `python -m tests.faults`; replayed by"
             " `tests/meta/campaign/test_faults.py`."
         ),
         "",
-        (
+        wrapped(
             f"{len(faults)} faults are planted, one at a time, into the source of the kernels"
             f" (`tests/faults/`), {named} of them of a class that a public project really had. "
             " Each passes `allclose(atol=1e-2, rtol=0)` against fp64 on N(0, 1) inputs of a common"
@@ -81,7 +82,7 @@ def document(entries: dict[str, Entry]) -> str:
             f" asked; {len(escaped)} escape{'s' * (len(escaped) == 1)}.**"
         ),
         "",
-        (
+        wrapped(
             "The kernels run on a CPU: Triton's in the interpreter, the others in torch. "
             " `tests/faults/kernels/split_kv.py` is there only to be broken: no kernel of the"
             " collection splits the keys or has a decode path."
@@ -91,35 +92,40 @@ def document(entries: dict[str, Entry]) -> str:
         *_oracles_section(entries),
         "## Faults",
         "",
-        (
+        wrapped(
             "An oracle is named where it convicted on one of the few cases that its group heard;"
-            " that it is absent does not mean that it never would.  The source is where a kernel"
-            " had a bug of that class.  †: caught on a problem that campaigns on a GPU ask"
+            " that it is absent does not mean that it never would.  *source*: where a kernel had"
+            " a bug of that class.  †: caught on a problem that campaigns on a GPU ask"
             " (`verify/oracles/long/problems.py`); an interpreter takes too long for it."
         ),
         "",
-        "| fault | what is wrong | source | caught by | "
-        + " | ".join(rival.name for rival in RIVALS)
-        + " |",
-        "|" + " --- |" * (4 + len(RIVALS)),
+        *(_fault(fault, entries[fault.name]) for fault in faults),
+        "",
+        "What the rules of other suites say of each:",
+        "",
+        "| fault | " + " | ".join(rival.name for rival in RIVALS) + " |",
+        "|" + " --- |" * (1 + len(RIVALS)),
         *(_row(fault, entries[fault.name]) for fault in faults),
         "",
         *_escapes_section(escaped),
         "## Classes that are not planted",
         "",
-        *(f"- {about}: {reason}" for about, reason in UNPLANTED),
+        *(item(f"{about}: {reason}") for about, reason in UNPLANTED),
     ]
     return "\n".join(parts) + "\n"
 
 
-def _row(fault: Fault, entry: Entry) -> str:
+def _fault(fault: Fault, entry: Entry) -> str:
     oracles = ", ".join(dict.fromkeys(catch.oracle for catch in entry.catches)) or "**none**"
     oracles += " †" if _only_asked(fault, entry) else ""
-    said = " | ".join(_SHORT[entry.rivals[rival.name]] for rival in RIVALS)
-    return (
-        f"| {fault.name} | {fault.about.replace('|', '&#124;')} | {fault.source} | {oracles} |"
-        f" {said} |"
+    return item(
+        f"**{fault.name}**: {fault.about}.  *source*: {fault.source}.  *caught by*: {oracles}"
     )
+
+
+def _row(fault: Fault, entry: Entry) -> str:
+    said = " | ".join(_SHORT[entry.rivals[rival.name]] for rival in RIVALS)
+    return f"| {fault.name} | {said} |"
 
 
 def _only_asked(fault: Fault, entry: Entry) -> bool:
@@ -138,7 +144,7 @@ def _rivals_section(faults: list[Fault], entries: dict[str, Entry]) -> list[str]
     return [
         "## Beside other suites' checks",
         "",
-        (
+        wrapped(
             "Rules and inputs from public sources, named in `tests/faults/rivals.py`; lengths,"
             " batches and heads are scaled down to what the interpreter runs.  *passed*: a tensor"
             " that the rule compares differs from the right kernel's, and the rule accepts it. "
@@ -182,4 +188,9 @@ def _oracles_section(entries: dict[str, Entry]) -> list[str]:
 
 
 def _escapes_section(escaped: Iterable[Fault]) -> list[str]:
-    return ["## Escapes", "", *(f"- **{fault.name}**: {fault.escapes}" for fault in escaped), ""]
+    return [
+        "## Escapes",
+        "",
+        *(item(f"**{fault.name}**: {fault.escapes}") for fault in escaped),
+        "",
+    ]

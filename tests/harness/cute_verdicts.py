@@ -8,8 +8,6 @@ import resource
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-import torch
-
 from tests.harness.cute_host import HostError
 from verify.judging.trial import Trial
 from verify.oracles import Oracle, bound, empty_rows, poison
@@ -35,7 +33,6 @@ def convicting(trial: Trial) -> tuple[str, ...]:
 
 def convicting_apart(make: Callable[[], Trial]) -> tuple[str, ...]:
     """The same in a process of its own, which a fault may end or hold: EXECUTION alone then."""
-    torch.unravel_index(torch.tensor(0), (1,))  # of a finding; its first call imports for seconds
     ours, theirs = _FORK.Pipe(duplex=False)
     process = _FORK.Process(target=_answer, args=(make, theirs))
     process.start()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import builtins
 import linecache
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -34,11 +34,13 @@ from tests.harness.gluon_values import (
     Shared,
     constant,
 )
+from tests.harness.ptx_host import convict, run
 from verify.arithmetic.dot import mma
 from verify.arithmetic.unit import Unit
 from verify.bundle import ROOT
 from verify.cuda.edits import Edit
-from verify.variant import AttentionArgs, Workspace
+from verify.problem import Problem
+from verify.variant import AttentionArgs, Config, Variant, Workspace
 
 KERNELS = {  # in the order of their imports
     name: ROOT / "kernels" / folder / f"{name}.py"
@@ -257,3 +259,12 @@ def _given(argument: Any, names: Iterator[str]) -> Any:
     if isinstance(argument, tuple):
         return tuple(_given(x, names) for x in argument)
     return Place.of(argument) if isinstance(argument, Tensor) else argument
+
+
+def convicted_by_bound(
+    made: Host, variant: Variant, problem: Problem, config: Config, arch: str = "sm_90a"
+) -> str | None:
+    """What is wrong with the O and LSE of a text, which declares what the variant does, or None."""
+    of_text = replace(variant, forward=made.forward)
+    out, lse = run(of_text, problem, config)
+    return convict(of_text, problem, config, out, lse, arch=arch)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from tests.harness.wrapped import item, wrapped
 from tests.mutants.mutant import Mutant
 from tests.mutants.record import (
     CUDA,
@@ -97,9 +98,9 @@ def _whole(given: Sequence[Part]) -> str:
     )
     chosen = sum(len(part.mutants) for part in given)
     score = 100 * killed / counted
-    return (
+    return wrapped(
         f"{judged} of {chosen} chosen mutants are judged. **{counted} of them are neither"
-        f" equivalent nor broken, and\n{killed} of these are convicted: {score:.1f} %.**"
+        f" equivalent nor broken, and {killed} of these are convicted: {score:.1f} %.**"
     )
 
 
@@ -116,22 +117,28 @@ def _part(part: Part) -> list[str]:
         "",
         f"{part.about}",
         "",
-        f"{len(judged)} of {len(part.mutants)} chosen mutants are judged. **{whole.killed} are"
-        f" convicted, {whole.unseen} are not seen: a\nscore of {whole.shown}.** {whole.equivalent}"
-        f" are equivalent, {whole.broken} broken.",
+        wrapped(
+            f"{len(judged)} of {len(part.mutants)} chosen mutants are judged. **{whole.killed} are"
+            f" convicted, {whole.unseen} are not seen: a score of {whole.shown}.**"
+            f" {whole.equivalent} are equivalent, {whole.broken} broken."
+        ),
         "",
-        f"A conviction took {statistics.median([e.asked for e in killed] or [0]):.0f} case in the"
-        f" median and {max([e.asked for e in killed], default=0)} at most,"
-        f" {statistics.median(seconds or [0]):.1f} s in the median,\n{rate:.0f} a minute, on one"
-        " core of several in use.",
+        wrapped(
+            f"A conviction took {statistics.median([e.asked for e in killed] or [0]):.0f} case in"
+            f" the median and {max([e.asked for e in killed], default=0)} at most,"
+            f" {statistics.median(seconds or [0]):.1f} s in the median, {rate:.0f} a minute, on one"
+            " core of several in use."
+        ),
         "",
-        "What convicts first: "
-        + ", ".join(f"{name} {count}" for name, count in by.most_common())
-        + ".",
+        wrapped(
+            "What convicts first: "
+            + ", ".join(f"{name} {count}" for name, count in by.most_common())
+            + "."
+        ),
         "",
         *(line for title, key in part.keys for line in _table(title, part, key)),
-        *_survivors(part, UNSEEN, "Not seen", "Why no question shows it"),
-        *_survivors(part, EQUIVALENT, "Equivalent", "Why it is right"),
+        *_survivors(part, UNSEEN, "Not seen", "no question shows it"),
+        *_survivors(part, EQUIVALENT, "Equivalent", "they are right"),
     ]
 
 
@@ -151,15 +158,19 @@ def _table(title: str, part: Part, key: Key) -> list[str]:
 
 
 def _survivors(part: Part, what: str, title: str, why: str) -> list[str]:
-    """A table of the survivors of that kind; one without a reason is not seen."""
+    """A list of the survivors of that kind; one without a reason is not seen."""
     entries, reasons = part.ledger.current(part.mutants), part.ledger.reasons()
     unknown = Reason(UNSEEN, "not explained")
     lines = []
     for mutant in part.mutants:
         reason = reasons.get(mutant.id, unknown)
         if mutant.id in entries and entries[mutant.id].how in SURVIVORS and reason.what == what:
-            texts = (f"`{text}`".replace("|", "\\|") for text in (mutant.before, mutant.after))
-            place = f"| `{mutant.id}` | {mutant.mutation.line} | "
-            lines.append(f"{place}{' | '.join(texts)} | {reason.why} |")
-    head = [f"| {title} | Line | Text | Becomes | {why} |", "|---|---:|---|---|---|"]
-    return [*head, *lines, ""] if lines else []
+            before, after = (f"`{text}`" if text else "nothing" for text in texts(mutant))
+            place = f"`{mutant.id}`, line {mutant.mutation.line}"
+            lines.append(item(f"{place}: {before} becomes {after}: {reason.why}"))
+    return [f"{title}, and why {why}:", "", *lines, ""] if lines else []
+
+
+def texts(mutant: Mutant) -> tuple[str, str]:
+    """What the source says, and what the mutant says in its place."""
+    return mutant.before.strip(), mutant.after.strip()

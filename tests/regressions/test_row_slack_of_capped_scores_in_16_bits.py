@@ -15,8 +15,8 @@ from tests.harness.declared import flat_numerics
 from verify.judging.invariants import forward_slack, reach
 from verify.problem import Problem
 from verify.tolerance.forward import resolve
+from verify.tolerance.score_errors import largest_score_errors
 from verify.tolerance.scratch import room_on
-from verify.tolerance.weights import largest_score_errors
 from verify.variant import Config
 
 

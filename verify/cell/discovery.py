@@ -23,8 +23,8 @@ from references.score_mods import mod_kind_of
 from verify.bundle import ROOT
 from verify.cell import helper_files
 from verify.cell.helper_files import Unloadable
+from verify.cell.named_imports import named_from
 from verify.cell.process import PLAIN_CPU, PLAIN_CUDA, Cell, Environment, ForkServer, Reply
-from verify.cell.sources import named_from
 from verify.cell.untrusted_text import visible
 from verify.machine.extras import advised, lacked_by
 from verify.problem import Problem
@@ -199,7 +199,7 @@ class _Listing:
         real = path.resolve()
         try:
             self.entries += _entries(reply.data, path, real.is_relative_to(ROOT / "kernels"))
-            self.needed[shown] = set(map(str, reply.data["sources"]))
+            self.needed[shown] = set(map(str, reply.data.get("needed", ())))
         except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
             reason = f"its declaration: {type(error).__name__}: {error}"
             self.failures.append(Unloadable(shown, str(real), reason))

@@ -116,7 +116,8 @@ class KernelProcess:
                     | {"twins": [each for each in LAYOUTS if twin(variant.name, each) in names]}
                     for variant in loaded.variants
                 ]
-                return {"status": "ok", "variants": described, "sources": list(loaded.sources)}
+                files = {"sources": list(loaded.sources), "needed": list(loaded.needed)}
+                return {"status": "ok", "variants": described} | files
             case "device":
                 return {"status": "ok", "arch": _arch()}
             case "arena":

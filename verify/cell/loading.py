@@ -13,7 +13,8 @@ from typing import Any
 from verify.bundle import use_collection
 from verify.cell import plain_functions as plain
 from verify.cell.breach import Breach
-from verify.cell.sources import modules_for, named_from, sources_of
+from verify.cell.named_imports import named_from, possible_from
+from verify.cell.sources import is_installed, modules_for, sources_of
 from verify.variant import DeclarationError, Variant
 
 
@@ -21,7 +22,8 @@ from verify.variant import DeclarationError, Variant
 class Loaded:
     """The contents of a kernel file.
 
-    undeclared: the variants were made from a plain function.  sources: see `sources_of`.
+    undeclared: the variants were made from a plain function.  sources: see `sources_of`.  needed:
+    the files that it imports; `sources` can have others that it may import when it is launched.
     twins: the same plain function in the other tensor layouts (`layout_twins.twin`), which a
     finding can try.
     """
@@ -29,6 +31,7 @@ class Loaded:
     variants: tuple[Variant, ...]
     undeclared: bool
     sources: tuple[str, ...]
+    needed: tuple[str, ...]
     interpreted: bool  # the file holds Triton kernels, and Triton's interpreter runs them
     twins: tuple[Variant, ...] = ()
 
@@ -48,7 +51,9 @@ def load(path: Path, package_root: str) -> Loaded:
         raise Breach(f"{path.name}: {error}") from None
     real = path.resolve()  # a link's variants are called by the link's name
     modules = modules_for(real)
-    sources = sources_of(set(modules) | named_from(real), real)
+    imported = set(modules) | named_from(real)
+    sources = sources_of(imported | _possible(real), real)
+    needed = tuple(sorted(map(str, imported)))
     local = (other for file, other in modules.items() if file.parent == real.parent)
     interpreted = any(
         _is_interpreted(value) for each in (module, *local) for value in list(vars(each).values())
@@ -61,12 +66,17 @@ def load(path: Path, package_root: str) -> Loaded:
             raise Breach(
                 f"{path.name}: VARIANT must be a verify.variant.Variant, VARIANTS a list of them"
             )
-        return Loaded(variants, False, sources, interpreted)
+        return Loaded(variants, False, sources, needed, interpreted)
     try:
         variants, twins = plain.variants(module, path, interpreted)
     except DeclarationError as error:
         raise Breach(f"{path.name}: {error}") from None
-    return Loaded(variants, True, sources, interpreted, twins)
+    return Loaded(variants, True, sources, needed, interpreted, twins)
+
+
+def _possible(path: Path) -> set[Path]:
+    """The files that the kernel may import by a name that its text computes."""
+    return set() if is_installed(path.parent) else possible_from(path)
 
 
 def line_of(error: BaseException, path: str) -> str:

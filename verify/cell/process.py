@@ -281,10 +281,8 @@ class Cell:
         seconds = time.perf_counter() - begun
         self._output.shorten()
         # Text of a kernel enters the judge only here.  Paths of sources are opened, never shown.
-        sources = data.get("sources")
-        data = visible_data(data)
-        if sources is not None:
-            data["sources"] = sources
+        paths = {name: data[name] for name in ("sources", "needed") if name in data}
+        data = visible_data(data) | paths
         reason = str(data.get("reason") or data.get("message") or "")
         reply = Reply(
             status=str(data.get("status", "raised")),

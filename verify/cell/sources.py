@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -47,6 +46,11 @@ def _modules(*folders: Path) -> dict[Path, ModuleType]:
     return found
 
 
+def is_installed(folder: Path) -> bool:
+    """Whether the single files of other packages lie in this folder."""
+    return str(folder) in _INSTALLED
+
+
 def sources_of(imported: set[Path], path: Path) -> tuple[str, ...]:
     """The files that a kernel's source hash covers.
 
@@ -55,7 +59,7 @@ def sources_of(imported: set[Path], path: Path) -> tuple[str, ...]:
     folder and of kernels/cuda.  For a kernel that imports the CUDA compiler (`verify.cuda`), add
     the compiler and the imported files of kernels/cuda.
 
-    imported: the files of imported modules, and those that only a function will import.
+    imported: the files of imported modules, and those that only a function will or can import.
     """
     # A module can name anything as its file: a pipe would never end.
     beside = {file for file in imported | {path} if file.parent == path.parent and file.is_file()}
@@ -70,8 +74,8 @@ def sources_of(imported: set[Path], path: Path) -> tuple[str, ...]:
 
 
 class LateImports:
-    """What a kernel process imports of its kernels' folders when it launches them: nothing has told
-    the judge that such a file is a source, so that old evidence would stand when it changes."""
+    """What a kernel process imports of its kernels' folders when it launches them, and what no
+    source hash covers (`named_imports`): old evidence would stand when such a file changes."""
 
     def __init__(self) -> None:
         self._folders: set[Path] = set()
@@ -81,7 +85,7 @@ class LateImports:
 
     def loaded(self, path: Path, sources: Sequence[str]) -> None:
         """Take over the sources of a kernel file that has just been loaded."""
-        if str(path.parent) not in _INSTALLED:
+        if not is_installed(path.parent):
             self._folders.add(path.parent)
         self._known |= {*sources, *map(str, _modules(*self._folders))}
         self._modules = len(sys.modules)
@@ -95,56 +99,6 @@ class LateImports:
             names = ", ".join(sorted(os.path.basename(file) for file in self._late))
             raise Breach(
                 f"imports {names} only when it is launched, so that nobody notices when that file"
-                " changes: import it at the top of the kernel's file"
+                " changes: import it at the top of the kernel's file, or by its name in"
+                " importlib.import_module"
             )
-
-
-def named_from(path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> set[Path]:
-    """The files of a Python file's folder that its import statements name, wherever in it they
-    stand, and those that these files name.  Nothing is imported."""
-    found = {path}
-    new = [path]
-    while new:
-        file = new.pop()
-        try:
-            named = _named_in(file, read(file)) - found
-        except OSError:
-            continue
-        found |= named
-        new += named
-    return found - {path}
-
-
-def _named_in(path: Path, text: bytes) -> set[Path]:
-    """The files that these statements of one file name.  None in a text that does not parse."""
-    try:
-        tree = ast.parse(text)
-        names = set(_named(tree, path.parent.name))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set()
-    folder = path.parent.parts
-    found = set()
-    for *packages, stem in names:
-        file = path.with_name(f"{stem}.py")
-        # A folder of kernels comes last in sys.path: `import math` is Python's.
-        alone = not packages and stem not in sys.stdlib_module_names
-        within = alone or (packages and tuple(packages) == folder[-len(packages) :])
-        if within and file != path and file.is_file():
-            found.add(file)
-    return found
-
-
-def _named(tree: ast.Module, folder: str) -> Iterator[tuple[str, ...]]:
-    """The dotted names of modules that a text may import, cut at their dots; those of its own
-    package begin with its folder."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield tuple(alias.name.split("."))
-        elif isinstance(node, ast.ImportFrom) and node.level <= 1:
-            package = tuple(node.module.split(".")) if node.module else ()
-            package = (folder, *package) if node.level else package
-            if node.module:
-                yield package
-            for alias in node.names:  # a module of the package, or something in it
-                yield (*package, alias.name)

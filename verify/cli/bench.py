@@ -135,13 +135,8 @@ def mutants(seconds: float, directory: Path | None) -> int:
     metavar="MHZ",
     help="Lock the SM clock, and release it at the end; needs the right to.",
 )
-@click.option(
-    "--out",
-    "directory",
-    type=click.Path(path_type=Path),
-    help="Parent of the report's folder; default: .verify/report, with --publish: reports.",
-)
-@click.option("--publish", is_flag=True, help="Also write it to reports/<device>/.")
+@options.out
+@options.publish
 def kernels(
     kernels: tuple[Path, ...],
     named: str | None,

@@ -13,11 +13,13 @@ from typing import Any
 import click
 from rich.console import Console
 
+from verify.bundle import ROOT
 from verify.campaign.runner import USAGE
 from verify.evidence import is_plain, new_run_id
 from verify.machine.defaults import PROFILES
 from verify.machine.settings import KIND_FILES
 
+_MOST_NAMED = 8  # folders in a usage error
 console = Console(width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
 
 
@@ -214,6 +216,13 @@ shard = click.option(
 exit_first = click.option(
     "--exitfirst", "-x", "exit_first", is_flag=True, help="Stop at the first failing verdict."
 )
+out = click.option(
+    "--out",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Parent of the report's folder; default: .verify/report, with --publish: reports.",
+)
+publish = click.option("--publish", is_flag=True, help="Also write it to reports/<device>/.")
 strict = click.option(
     "--strict",
     is_flag=True,
@@ -235,11 +244,30 @@ def exports(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def existing(kernels: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Check that all kernel files exist.  Raises UsageError."""
+    """The kernel files: of a directory its `*.py` files, as a shell names them.  Raises UsageError
+    for a file that does not exist, and for a directory without such files."""
+    files: list[Path] = []
     for path in kernels:
-        if not path.is_file():
-            raise UsageError(f"no such kernel file: {path}")
-    return kernels
+        named = _python_files(path) if path.is_dir() else [path]
+        for file in named:
+            if not file.is_file():
+                raise UsageError(f"no such kernel file: {file}")
+        files += [file for file in named if file is path or file not in files]
+    return tuple(files)
+
+
+def _python_files(folder: Path) -> list[Path]:
+    """What a shell's `folder/*.py` names, apart from folders.  Raises UsageError if that is nothing
+    but a package's __init__.py, and for the collection's folder."""
+    if folder.resolve() == ROOT / "kernels":
+        raise UsageError(f"{folder}: the collection: name a folder in it, or none to have it all")
+    found = sorted(path for path in folder.glob("[!.]*.py") if not path.is_dir())
+    if all(path.name == "__init__.py" for path in found):
+        within = sorted({path.parent.name for path in folder.glob("[!.]*/*.py")})
+        named = ", ".join(within[:_MOST_NAMED]) + ", ..." * (len(within) > _MOST_NAMED)
+        advice = f"; name one of the folders in it ({named})" if within else ""
+        raise UsageError(f"{folder}: this folder holds no kernel files{advice}")
+    return found
 
 
 def case_shaped(case: str | None) -> None:

@@ -72,12 +72,7 @@ class _Place:
 
 
 @click.command()
-@click.option(
-    "--out",
-    "directory",
-    type=click.Path(path_type=Path),
-    help="Parent of the report's folder; default: .verify/report, with --publish: reports.",
-)
+@options.out
 @click.option(
     "--publish",
     is_flag=True,

@@ -108,7 +108,7 @@ def fuzz(
         ):
             status = execute(replace(request, seed=first + rounds), console, deadline)
             rounds += 1
-        console.print(f"{rounds} rounds, seeds from {first}")
+        console.print(f"rounds: {rounds}; the seed of the first: {first}")
         return status
 
     return conclude(request, search, complete=False)

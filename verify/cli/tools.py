@@ -80,14 +80,9 @@ def oracles(write: bool) -> int:
 
 
 @click.command()
-@click.argument("kernels", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option(
-    "--out",
-    "directory",
-    type=click.Path(path_type=Path),
-    help="Parent of the report's folder; default: .verify/report, with --publish: reports.",
-)
-@click.option("--publish", is_flag=True, help="Also write it to reports/<device>/.")
+@options.kernels
+@options.out
+@options.publish
 @click.option(
     "--only",
     multiple=True,
@@ -113,13 +108,14 @@ def probe(
     from verify.cli.probe import probe as run_probes
     from verify.machine import device
 
+    files = existing(kernels)
     if publish and kernels:
         raise UsageError("--publish: publishes the collection's probes; name no KERNELS")
     if publish and only:
         raise UsageError("--publish: publishes all probes; name no stage with --only")
     folder = report_parent(directory, publish) / device.slug()
     published = published_parent(directory) / device.slug() if publish else None
-    return run_probes(Request(kernels, folder, published, only), as_json)
+    return run_probes(Request(files, folder, published, only), as_json)
 
 
 @click.command()
@@ -264,13 +260,8 @@ def _shape(
 )
 @click.option("--dtype", default="", help="Default: the first dtype that the variant supports.")
 @click.option("--mask", default="full", show_default=True, help="A mask's name, such as causal.")
-@click.option(
-    "--out",
-    "directory",
-    type=click.Path(path_type=Path),
-    help="Parent of the report's folder; default: .verify/report, with --publish: reports.",
-)
-@click.option("--publish", is_flag=True, help="Also write them to reports/<device>/.")
+@options.out
+@options.publish
 def profile(
     variants: tuple[str, ...],
     config: str,

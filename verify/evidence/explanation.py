@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from verify.evidence import Verdict
 
+_WHOLE = "campaign"  # the group of `verify.statistics.verdicts`, which this module cannot import
+
 
 def explain(verdict: Verdict) -> str:
     """A failing verdict for the person who has to act."""
@@ -28,10 +30,11 @@ def explain(verdict: Verdict) -> str:
 
 
 def smallest(failures: Iterable[Verdict]) -> list[Verdict]:
-    """The failing verdict with the shortest case id of each (variant, config, oracle), in order."""
+    """The failing verdict with the shortest case id of each (variant, config, oracle), in order;
+    those on all cases of a campaign come last, since one case is understood sooner."""
     found: dict[tuple[str, str, str], Verdict] = {}
     for verdict in failures:
         key = (verdict.variant, verdict.config, verdict.oracle)
         if key not in found or len(verdict.case) < len(found[key].case):
             found[key] = verdict
-    return list(found.values())
+    return sorted(found.values(), key=lambda verdict: verdict.group == _WHOLE)

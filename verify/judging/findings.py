@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,8 +28,17 @@ class Ruling:
 
 def worst(values: Tensor) -> tuple[int, ...]:
     """The index of the largest value; NaN counts as infinite."""
-    at = values.nan_to_num(nan=torch.inf).argmax()
-    return tuple(int(i) for i in torch.unravel_index(at, values.shape))
+    return coordinate(int(values.nan_to_num(nan=torch.inf).argmax()), values.shape)
+
+
+def coordinate(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The coordinate of a flat index.  (torch.unravel_index imports sympy at its first call, which
+    takes seconds.)"""
+    reversed_axes = []
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
+        reversed_axes.append(at)
+    return tuple(reversed(reversed_axes))
 
 
 def convict(

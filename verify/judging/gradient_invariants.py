@@ -26,8 +26,8 @@ from verify.problem.visibility import live_rows
 from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_sums import rules_of
+from verify.tolerance.score_errors import flushed_score
 from verify.tolerance.score_mods import factor_error, largest_error, largest_slope
-from verify.tolerance.weights import flushed_score
 
 _LINEAR = frozenset({Premise.LINEAR_SCORES})
 

@@ -21,9 +21,9 @@ from verify.arithmetic.instructions import LOG_ERROR
 from verify.judging.by_rows import norms, sizes
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, ForwardArithmetic, U, relative
+from verify.tolerance.score_errors import flushed_score, product_error
 from verify.tolerance.score_mods import factor_error, largest_error, narrow_roundings
 from verify.tolerance.subnormals import Operands, whole
-from verify.tolerance.weights import flushed_score, product_error
 from verify.variant import GradientNumerics, Numerics
 from verify.variant.numerics import leaves
 

@@ -22,7 +22,7 @@ from verify.arithmetic.rounding import cast
 from verify.cell.arena import bits, different
 from verify.evidence import Finding
 from verify.judging.comparison import compare, excess
-from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.findings import Ruling, convict, first, place, worst
 from verify.judging.launch import Launch
 from verify.judging.run_checks import fault, held
 from verify.judging.trial import Trial
@@ -89,7 +89,7 @@ def check_within_bounds(oracle: str, when: str, results: Iterable[RelatedResult]
             measures[f"apart_{r.name}"] = float(apart.max())
         found = excess(oracle, r.name, r.after, truth, r.after_bound, own)
         if found is None and bool((apart > 1).any()):
-            at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
+            at = worst(apart)
             found = convict(
                 oracle,
                 f"{place(r.name, at)} is {float(before[at]):.9g} by one result and"

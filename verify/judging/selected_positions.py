@@ -17,7 +17,7 @@ from references.row_blocks import RowBlock, row_blocks
 from verify.arithmetic.dtypes import DType
 from verify.evidence import Finding
 from verify.judging.comparison import compare
-from verify.judging.findings import convict, place
+from verify.judging.findings import convict, place, worst
 from verify.problem import Problem
 from verify.problem.source import Source
 from verify.problem.visibility import live_rows
@@ -88,22 +88,23 @@ class Chosen:
         ratio = torch.where(asked, compared.ratio, 0.0)
         if not ratio.numel():
             return None, 0.0
-        worst, bad = float(ratio.max()), ~(ratio <= 1)
+        largest = float(ratio.max())
+        bad = ~(ratio <= 1)
         if not bool(bad.any()):
-            return None, worst
-        at = tuple(int(i) for i in torch.unravel_index(ratio.argmax(), ratio.shape))
+            return None, largest
+        at = worst(ratio)
         value, truth, limit = float(got[at]), float(self.want[at]), float(self.bound[at])
         where = place(self.name.split()[-1], (*at[:2], int(self.at[at[2]]), *at[3:]))
         rows = self.at[bad.flatten(3).any(-1).any(0).any(0) if bad.dim() > 3 else bad.any(0).any(0)]
         message = (
             f"{self.name} is off by {abs(value - truth):.4g}, the bound is {limit:.4g} (r ="
-            f" {worst:.3g}): got {value:.9g}, should be {truth:.9g} at {where}; of {len(self.at)}"
+            f" {largest:.3g}): got {value:.9g}, should be {truth:.9g} at {where}; of {len(self.at)}"
             f" chosen positions {len(rows)} are wrong, the first {int(rows[0])}, the last"
             f" {int(rows[-1])}"
         )
         ruling = convict(oracle, message, name=self.name, bad=bad, got=value, bound=limit)
         assert ruling.finding is not None
-        return replace(ruling.finding, where=where), worst
+        return replace(ruling.finding, where=where), largest
 
 
 @dataclass(frozen=True, eq=False)

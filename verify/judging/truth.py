@@ -45,19 +45,17 @@ _LARGE = 1 << 26
 _CHOSEN = 1 << 23
 
 
-@dataclass(frozen=True)
-class Truth:
-    """Reference and bounds, fp64 on the CPU: out and out_bound (batch, heads_q, seqlen_q,
-    head_dim_v), lse and lse_bound.  Those of an 8-bit O are of the numbers that are stored.
+@dataclass(frozen=True, kw_only=True)
+class _WithoutOut:
+    """All of a truth but O and its bound, in fp64 on the CPU: lse and lse_bound (batch, heads_q,
+    seqlen_q).
 
     best_out_bound: the bound of the tightest possible arithmetic of the dtype, if requested.
     interval: where O lies before its last rounding, if the arithmetic declares an order of keys.
     lse_reach: shaped like lse.
     """
 
-    out: Tensor
     lse: Tensor
-    out_bound: Tensor
     lse_bound: Tensor
     best_out_bound: Tensor | None = None
     interval: Interval | None = None
@@ -70,17 +68,23 @@ class Truth:
         return self.lse == -math.inf
 
 
-@dataclass(frozen=True)
-class LateTruth:
-    """The truth of a problem whose O is needed only where a kernel is wrong: it is made when it is
-    first read, (out, out_bound).  The rest is as in `Truth`."""
+@dataclass(frozen=True, kw_only=True)
+class Truth(_WithoutOut):
+    """Reference and bounds: also out and out_bound (batch, heads_q, seqlen_q, head_dim_v).  Those
+    of an 8-bit O are of the numbers that are stored."""
 
-    lse: Tensor
-    lse_bound: Tensor
+    out: Tensor
+    out_bound: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateTruth(_WithoutOut):
+    """The truth of a problem whose O is needed only where a kernel is wrong.
+
+    make: makes (out, out_bound) when one of them is first read.
+    """
+
     make: Callable[[], tuple[Tensor, Tensor]]
-    best_out_bound: Tensor | None = None
-    interval: Interval | None = None
-    lse_reach: Tensor | None = None
 
     @cached_property
     def _made(self) -> tuple[Tensor, Tensor]:
@@ -88,16 +92,13 @@ class LateTruth:
 
     @property
     def out(self) -> Tensor:
+        """As in `Truth`."""
         return self._made[0]
 
     @property
     def out_bound(self) -> Tensor:
-        return self._made[1]
-
-    @property
-    def empty(self) -> Tensor:
         """As in `Truth`."""
-        return self.lse == -math.inf
+        return self._made[1]
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def truths(trials: list[Trial]) -> list[Truth]:
         x.view(*x.shape[:-1], len(trials), width).unbind(-2) for x in (whole.out, whole.out_bound)
     )
     return [
-        Truth(out, whole.lse, bound, whole.lse_bound)
+        Truth(out=out, lse=whole.lse, out_bound=bound, lse_bound=whole.lse_bound)
         for out, bound in zip(outs, bounds, strict=True)
     ]
 

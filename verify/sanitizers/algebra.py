@@ -149,15 +149,7 @@ def compare(
 ) -> tuple[CaseResult, Record | None]:
     """Run a case and the plain kernel on it, and compare bits; the record says where they
     differ."""
-    trial = Trial(
-        subject.declaration,
-        subject.config,
-        case.problem,
-        cell,
-        arena,
-        arch="",
-        entry=subject.entry,
-    )
+    trial = subject.trial(case.problem, cell, arena)
     if against := _fails(trial):
         return CaseResult(case.id, trial.first.reply.status, against), None
     plain = plain_of(subject.declaration)

@@ -14,6 +14,7 @@ from verify.judging.findings import Ruling
 from verify.judging.run_checks import fault, held
 from verify.judging.trial import Trial
 from verify.machine.settings import WORKSPACES
+from verify.problem import Problem
 from verify.problem.case import Case
 from verify.sanitizers import ledger
 from verify.sanitizers.bits import difference
@@ -52,6 +53,10 @@ class Subject:
         contract = self.declaration.contract
         backward = self.entry == "backward"
         return contract.deterministic_backward if backward else contract.deterministic
+
+    def trial(self, problem: Problem, cell: Cell, arena: Arena) -> Trial:
+        """A trial of one problem.  Its arch is not told, since no bound is computed."""
+        return Trial(self.declaration, self.config, problem, cell, arena, arch="", entry=self.entry)
 
     def alone(self, case: Case) -> Subject:
         """The same subject with one case only."""
@@ -206,15 +211,7 @@ def run_case(
     again: run it a second time, with huge finite values and not NaN in outputs and workspaces, and
     compare bits.
     """
-    trial = Trial(
-        subject.declaration,
-        subject.config,
-        case.problem,
-        cell,
-        arena,
-        arch="",
-        entry=subject.entry,
-    )
+    trial = subject.trial(case.problem, cell, arena)
     for _, run, ruling in held(trial):
         if ruling.finding is not None:
             return CaseResult(case.id, run.reply.status, ruling.finding.message), ruling

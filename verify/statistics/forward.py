@@ -31,8 +31,8 @@ from verify.statistics.rows import (
 from verify.tolerance.arithmetic import ForwardArithmetic, U, relative
 from verify.tolerance.forward_maxima import rescaling_blocks
 from verify.tolerance.resolution import resolve
+from verify.tolerance.score_errors import product_error
 from verify.tolerance.score_mods import mod_errors
-from verify.tolerance.weights import product_error
 
 _KEYS = 8  # visible ones
 _EFFECTIVE = 4.0  # 1 / sum P^2

@@ -30,15 +30,10 @@ from verify.tolerance.integers import TINY_ROW, Steps
 from verify.tolerance.intervals import Interval
 from verify.tolerance.resolution import BEST, resolve
 from verify.tolerance.scaled_output import out_bound
+from verify.tolerance.score_errors import largest_of, product_error
 from verify.tolerance.scratch import Room, room_on
 from verify.tolerance.subnormals import whole
-from verify.tolerance.weights import (
-    Weights,
-    largest_of,
-    loss_of,
-    product_error,
-    weights_of,
-)
+from verify.tolerance.weights import Weights, loss_of, weights_of
 
 __all__ = ["BEST", "ForwardArithmetic", "ForwardBound", "bound", "resolve"]
 

@@ -13,6 +13,7 @@ from verify.arithmetic.instructions import Function
 from verify.arithmetic.mma import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, relative
+from verify.tolerance.derived import holding
 from verify.tolerance.resolution import (
     PRESCALE_ROUNDINGS,
     block_count,
@@ -20,7 +21,6 @@ from verify.tolerance.resolution import (
     exponential,
     function_error,
     has_order,
-    holding,
     multiplied_as,
     prescaled_by,
     product_unit,

@@ -19,10 +19,10 @@ from verify.tolerance.extremes import above, below
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_casts import of_score
 from verify.tolerance.partial_sums import Terms, of_product, smaller_in_order, terms_of
+from verify.tolerance.score_errors import flushed_score
 from verify.tolerance.score_mods import factor_error, mod_errors, size_of
 from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss, whole
-from verify.tolerance.weights import flushed_score
 
 _OF_PAIRS = ("scores", "scaled", "magnitude", "visible", "probabilities")  # of a `RowBlock`
 _DIRECT = 30.0  # from here on P e^delta is taken as one exponential, for P may have underflowed

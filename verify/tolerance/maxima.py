@@ -13,8 +13,8 @@ from references.row_blocks import row_blocks
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ForwardArithmetic
 from verify.tolerance.forward import overflows
+from verify.tolerance.score_errors import largest_score_errors
 from verify.tolerance.scratch import room_on
-from verify.tolerance.weights import largest_score_errors
 
 _FAR = 1e9  # natural units: nothing is left of any P
 

@@ -7,14 +7,13 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from references.premises import Premise
 from verify.arithmetic.archs import arch_named
-from verify.arithmetic.dtypes import DTYPES, DType, dtype_named
+from verify.arithmetic.dtypes import DType, dtype_named
 from verify.arithmetic.instructions import DIVISION, EXP, Function, tanh_error
 from verify.arithmetic.mma import (
     NearestChain,
@@ -34,12 +33,11 @@ from verify.tolerance.arithmetic import (
     U,
     relative,
 )
+from verify.tolerance.derived import check_derived, other_half
 from verify.tolerance.integers import check_declared, columns_of, integers_of
 from verify.tolerance.subnormals import Operands, Weighted
-from verify.variant import Config, Maximum, Numerics, Output, Products, Softmax
-from verify.variant.numerics import leaves
+from verify.variant import Config, Numerics, Output, Products, Softmax
 
-EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")
 _LARGEST_BIAS = 2.0**64  # far less than half a last place of fp32's largest number
 
 # Roundings of the product of a Q and a K that the scale has multiplied: of one and its factor; of
@@ -110,12 +108,12 @@ def _resolved(numerics: Numerics, config: Config, problem: Problem, arch: str) -
     products, softmax, output = numerics.products, numerics.softmax, numerics.output
     operands = given if products.operands == "input" else products.operands
     probability = given if output.probability == "input" else output.probability
-    _check(numerics, given, operands, probability)
+    check_derived(numerics, given, operands, probability)
     check_declared(numerics, problem)
     if Premise.FACTORS_BY_ROW in problem.quantisation.breaks:
         said = f"no bound is derived for {problem.quantisation.label}"
         raise ValueError(f"problem.quantisation: {said}")
-    other = _other_half(given, probability)
+    other = other_half(given, probability)
     # The format of P and V as the unit sees them.
     multiplied = "float32" if other and output.values == "input" else probability
     block_n = block_size(softmax.block_n, config.block_n)
@@ -306,12 +304,6 @@ def exponential(name: str) -> Function:
     return EXP[name]
 
 
-def holding(given: str) -> tuple[str, ...]:
-    """The formats into which every number of the given one converts exactly: itself and wider
-    ones."""
-    return tuple(name for name, dtype in DTYPES.items() if dtype.holds(dtype_named(given)))
-
-
 def _by_block(unit: Unit, products: int) -> Unit:
     """The unit where sums kept in bfloat16 are rounded once in so many products."""
     if unit.accumulator != "bfloat16":
@@ -319,85 +311,10 @@ def _by_block(unit: Unit, products: int) -> Unit:
     return replace(bfloat16_blocks(max(products, 1)), flush=unit.flush)
 
 
-def _accumulators(operand: str, products: str) -> tuple[str, ...]:
-    """Those that a product of such operands may have."""
-    if dtype_named(operand).itemsize == 1:
-        return ("float32", "float16")
-    if operand == "float32":
-        return ("float32", "bfloat16") if products == "ieee" else ("float32",)
-    return ("float32", "float16", "bfloat16")
-
-
-def _other_half(given: str, probability: str) -> bool:
-    """Whether both are formats of 16 bits, but not the same."""
-    both = dtype_named(given).itemsize == dtype_named(probability).itemsize == 2
-    return both and given != probability
-
-
 def _conversion(given: str, multiplied: str) -> Conversion | None:
     if dtype_named(multiplied).holds(dtype_named(given)):
         return None
     return Conversion.between(dtype_named(given), dtype_named(multiplied))
-
-
-@lru_cache(maxsize=256)  # a campaign resolves the same declaration for every case
-def _check(numerics: Numerics, given: str, operands: str, probability: str) -> None:
-    """Raise ValueError for what no bound is derived for."""
-    eight = dtype_named(given).itemsize == 1
-    # What Q and K lose in a narrower format is not derived, nor what a prescaled operand or a score
-    # loses to the short range of an 8-bit one; no unit multiplies 8-bit P by a wider V.  P may have
-    # the other format of 8 or of 16 bits.
-    size = dtype_named(given).itemsize
-    either = tuple(name for name, dtype in DTYPES.items() if size <= 2 and dtype.itemsize == size)
-    _require("products.operands", operands, holding(given))
-    if numerics.quantised.value_top:
-        either = EIGHT_BITS
-    _require("output.probability", probability, tuple(dict.fromkeys((*either, *holding(given)))))
-    products, softmax, output = numerics.products, numerics.softmax, numerics.output
-    alone = _other_half(given, probability) and output.values == "input"
-    of_scores, of_values = (
-        _accumulators(operand, products.float32_products)
-        for operand in (operands, "float32" if alone else probability)
-    )
-    into = products.score_accumulator or products.accumulator
-    prescaled = ("none", "q", "sqrt") if dtype_named(operands).itemsize > 1 else ("none",)
-    sums = ("unrounded",) if output.normalised else ("unrounded", "rounded", "mma", "any")
-    _require("products.accumulator", products.accumulator, of_values)
-    _require("products.score_accumulator", into, of_scores)
-    _require("products.prescale", products.prescale, prescaled)
-    _require("softmax.scores", softmax.scores, ("float32",) if eight else ("float32", "input"))
-    _require("softmax.row_sum.of", softmax.row_sum.of, sums)
-    if output.split_keys == "input":
-        _require("output.split_keys", given, ("float16", "bfloat16", "float32"))
-        _require("output.normaliser", output.normaliser, ("sum",))
-    beside = {
-        "output.normaliser": output.normaliser != "sum",
-        "output.split_keys": bool(output.split_keys),
-        "softmax.maximum.lag": softmax.maximum.lag != 0,
-    }
-    other = next((path for path, declared in beside.items() if declared), None)
-    if softmax.maximum.parts != 0 and not output.split_keys:
-        raise ValueError(
-            "numerics.softmax.maximum.parts: keys have parts only beside numerics.output.split_keys"
-        )
-    plain = replace(softmax.maximum, lag=0.0, key_order="any", parts=0)
-    for name, value in leaves(plain).items():
-        if other and value != getattr(Maximum(), name):
-            raise ValueError(
-                f"numerics.softmax.maximum.{name}: no bound is derived beside numerics.{other}"
-            )
-    if not softmax.maximum.lag < math.log2(dtype_named(probability).max) - 1:
-        raise ValueError(
-            f"numerics.softmax.maximum.lag: no bound is derived for {softmax.maximum.lag}, which P"
-            f" in {probability} lacks"
-        )
-
-
-def _require(name: str, value: str, possible: tuple[str, ...]) -> None:
-    if value not in possible:
-        raise ValueError(
-            f"numerics.{name}: no bound is derived for {value!r}, only for {', '.join(possible)}"
-        )
 
 
 # The tightest arithmetic of an honest kernel, everything between the inputs and O in fp32 or

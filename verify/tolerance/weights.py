@@ -1,5 +1,5 @@
-"""The softmax weights that the arithmetic may give instead of P: errors of scores, exponents,
-exponentials and row sums."""
+"""The softmax weights that the arithmetic may give instead of P: errors of exponents, exponentials
+and row sums."""
 
 from __future__ import annotations
 
@@ -11,21 +11,14 @@ from torch import Tensor
 
 from references.row_blocks import RowBlock
 from verify.arithmetic.instructions import LOG_ERROR
-from verify.arithmetic.unit import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, farthest, relative
 from verify.tolerance.exact_sums import ExactUnit
 from verify.tolerance.integers import ScoreErrors, Steps, score_errors
-from verify.tolerance.partial_sums import of_product, smaller_in_order, terms_of
-from verify.tolerance.score_mods import factor_error, mod_errors, narrow_roundings, size_of
+from verify.tolerance.score_errors import largest_of, score_errors_of
 from verify.tolerance.scratch import Room
-from verify.tolerance.subnormals import scores_loss
-
-Memory = tuple[Tensor, Tensor]  # of two tensors like the scores
 
 _ADDITION = -math.log1p(-U)
-_INTO_FP32 = 2  # roundings of a sum in int32, rounded or cut to fp32
-_UNSEEN = 2.0**-80  # 2^-53 of what the best exponential errs by, and less
 # exp of more is no number to work with: where a score may be off by that much, only convexity
 # bounds O
 LARGE = 300.0
@@ -98,7 +91,7 @@ def weights_of(
     if a.integers is not None and steps is not None:
         integers = score_errors(block, a.integers, a.scores, problem, steps)
         peak = peak + integers.shift
-    errors_of_scores = _score_errors(block, a, problem, full, memory, integers)
+    errors_of_scores = score_errors_of(block, a, problem, full, memory, integers)
     delta, error, rescaled = _exponents(block, a, errors_of_scores, peak, problem, above)
     largest = largest_of(delta)
     worst = float(largest.max()) if largest.numel() else 0.0
@@ -172,18 +165,6 @@ def _lead(a: ForwardArithmetic, ahead: Tensor | float, largest: Tensor) -> Tenso
     return torch.exp((ahead * (1 + a.slope) + largest).clamp(max=LARGE))
 
 
-def largest_score_errors(
-    block: RowBlock, a: ForwardArithmetic, problem: Problem, room: Room
-) -> Tensor:
-    """How far the row maxima may stray, (heads, rows, 1).
-
-    What was made in this room before is lost.
-    """
-    room.clear(block.scores)
-    full = bool(block.visible.all())
-    return largest_of(_score_errors(block, a, problem, full, (room.take(), room.take()))[0])
-
-
 def _vanished(keys: Tensor, growth: Tensor) -> Tensor:
     """-ln(1 - lost): what flushing takes from a row sum that is no less than 1 / g; +inf where it
     may take all."""
@@ -202,74 +183,6 @@ def loss_of(a: ForwardArithmetic) -> float:
     return a.flush + a.vanishing + 2 * TINY
 
 
-def product_error(a: ForwardArithmetic, problem: Problem) -> float:
-    """Error of the scaled scores by the product itself, per A, at most: operands as rounded, then
-    summed."""
-    return (1 + a.operand_roundings) * (1 + a.scores.kappa(problem.head_dim)) - 1
-
-
-def flushed_score(unit: Unit, problem: Problem, behind: float) -> float:
-    """What the flushed products and sums of an fp32 accumulator may cost a score; 0 where that is
-    less than fp64 keeps of an exponential's own error.
-
-    behind: what the sum is multiplied by.
-    """
-    own = unit.underflow(problem.head_dim) if unit.accumulator == "float32" else 0.0
-    lost = behind * ((2 * problem.head_dim + 1) * TINY + own)
-    return lost if lost >= _UNSEEN else 0.0
-
-
-def _score_errors(
-    block: RowBlock,
-    a: ForwardArithmetic,
-    problem: Problem,
-    full: bool,
-    memory: Memory,
-    integers: ScoreErrors | None = None,
-) -> tuple[Tensor, Tensor]:
-    """How far each score may stray, and its size, before the row maximum is subtracted; 0 where
-    masked."""
-    mod, (first, second) = mod_errors(problem, a), memory
-    size = size_of(block.scaled, second)
-    rounding = factor_error(problem, a)
-    if integers is not None:
-        rounding = (1 + rounding) * (1 + relative(_INTO_FP32, U)) - 1
-        size.add_(integers.shift)
-        error = torch.mul(integers.error, 1 + rounding, out=first).add_(size, alpha=rounding)
-        if mod:
-            error, size = mod.errors(block, size, error)
-        return error.mul_(block.visible), size.mul_(block.visible)
-    by_size, by_score = of_product(a.scores, problem.head_dim, a.operand_roundings)
-    error = torch.mul(block.magnitude, by_size, out=first).add_(size, alpha=by_score)
-    if a.in_order:
-        terms = terms_of(block, abs(problem.scale))
-        smaller_in_order(error, terms, a.scores, a.operand_roundings)
-    error.mul_(1 + rounding).add_(size, alpha=rounding)
-    # What is behind the product: the scale, unless it stood before, and descales.
-    behind = abs(problem.scale) * a.operands.query * a.operands.key
-    if a.scores.accumulator != "float32":
-        error.add_(behind * a.scores.underflow(problem.head_dim) * (1 + rounding))
-    flushed = flushed_score(a.scores, problem, behind)
-    if flushed:
-        error.add_((block.magnitude > 0) * (flushed * (1 + rounding)))
-    cut = scores_loss(block, a.operands, problem)
-    if cut is not None:
-        error.add_(cut.mul_(1 + rounding))
-    if a.score_format is not None:
-        # As they come, scaled, and on their way into a score mod's function.
-        roundings, step = narrow_roundings(problem, a)
-        rounding = relative(roundings, a.score_format.unit_roundoff)
-        error.mul_(1 + rounding).add_(size, alpha=rounding)
-        error.add_(a.score_format.smallest_subnormal * (1 + abs(problem.scale) + step))
-    if mod:
-        error, size = mod.errors(block, size, error, a.score_format)
-    if not full and (
-        mod or a.score_format is not None or a.scores.accumulator != "float32" or cut is not None
-    ):
-        error.mul_(block.visible)
-    return error, size
-
-
 def _exponents(
     block: RowBlock,
     a: ForwardArithmetic,
@@ -283,7 +196,7 @@ def _exponents(
 
     The row maximum enters as computed, the same in every place, so that only the rounding of the
     subtraction feels it; the roundings of the rescales telescope to that of one subtraction.
-    Masked pairs have no more than any other of the row.  scores: as `_score_errors` gives them,
+    Masked pairs have no more than any other of the row.  scores: as `score_errors_of` gives them,
     which are lost.
     """
     error, size = scores
@@ -398,8 +311,3 @@ def _divisor_drift(
         logs = torch.log(keys.clamp(min=1.0))
         drift = drift + U * (4 * lse + 6 * logs) + LOG_ERROR * (1 + logs)
     return drift
-
-
-def largest_of(x: Tensor) -> Tensor:
-    """The maximum along the keys, (heads, rows, 1); 0 if there are none."""
-    return x.amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)

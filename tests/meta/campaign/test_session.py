@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import execnet
 import pytest
@@ -12,6 +13,7 @@ from execnet import gateway_io
 
 from verify.bundle import ROOT
 from verify.campaign import session
+from verify.campaign.runner import FAILED
 from verify.machine import starter
 
 IMPORTS = """
@@ -56,3 +58,38 @@ def test_its_workers_are_forks(monkeypatch: pytest.MonkeyPatch) -> None:
         # The first one had no starter to ask.
         starter.start(starter.JUDGES, "verify.campaign.worker", os.environ)
     assert parents[0] == os.getpid() != parents[1]
+
+
+UNWANTED = """
+import os, pathlib, traceback
+here = pathlib.Path(__file__)
+here.with_name(f"{os.getpid()}.txt").write_text("".join(traceback.format_stack()))
+raise ImportError("sympy: importing it takes seconds, and no process of a campaign needs it")
+"""
+
+
+def test_no_process_of_a_campaign_imports_sympy(tmp_path: Path) -> None:
+    """Functions of torch import it at their first call, such as unravel_index: a finding that was
+    made with one took 10 s longer.  A kernel process cannot write: there, it would raise."""
+    fake = tmp_path / "fake"
+    fake.mkdir()
+    (fake / "sympy.py").write_text(UNWANTED)
+    home = tmp_path / "home"
+    home.mkdir()
+    kernel = ROOT / "tests" / "sample_kernels" / "wrong_tail.py"
+    command = [sys.executable, "-m", "verify", "run", str(kernel), "-x", "-n", "0"]
+    variables = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+        "PYTHONPATH": os.pathsep.join((str(fake), str(ROOT))),
+    }
+    done = subprocess.run(
+        [*command, "--dtype", "float32", "--oracle", "bound"],
+        cwd=home,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == FAILED, done.stdout + done.stderr
+    assert "is off by" in done.stdout
+    assert [path.read_text() for path in fake.glob("*.txt")] == []

@@ -1,4 +1,4 @@
-"""Files beside kernels that are no kernels: a shell's glob names them too."""
+"""Files beside kernels that are no kernels: a folder and a shell's glob name them too."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from verify.campaign.run import CampaignRun
 from verify.cell.discovery import Roster, roster
 from verify.cell.helper_files import Unloadable, reasons
 from verify.cell.process import ForkServer
+from verify.cli.options import UsageError, existing
 from verify.evidence import NO_KERNEL, load
 from verify.report import build
 
@@ -75,6 +76,17 @@ class TestRoster:
         assert failed(found) == ["alone.py", "common.py"], "what needs it is no kernel either"
         assert list(refs(found)) == ["other.py"]
 
+    def test_a_file_that_a_kernel_only_may_import_does_not_load(
+        self, tmp_path: Path, fork_server: ForkServer
+    ) -> None:
+        """It can as well be a kernel that declares nothing."""
+        computed = "\n\ndef other(name):\n    return __import__(name)\n"
+        files = folder(
+            tmp_path, mine=KERNEL.format(helper="common") + computed, common=HELPER, other=HELPER
+        )
+        found = roster(files, fork_server)
+        assert (list(refs(found)), failed(found)) == (["common.py"], ["other.py"])
+
     @pytest.mark.parametrize("stem", ["__init__", "common"])
     def test_a_file_given_alone_is_meant(
         self, stem: str, tmp_path: Path, fork_server: ForkServer
@@ -138,3 +150,45 @@ def test_the_command_line_says_so(tmp_path: Path) -> None:
     judged = verify("run", *names, *words, cwd=tmp_path)
     assert judged.returncode == 0, judged.stdout
     assert set(said) <= set(judged.stdout.splitlines())
+
+
+def test_a_folder_means_its_python_files(tmp_path: Path) -> None:
+    kernels = tmp_path / "kernels"
+    (kernels / "within.py").mkdir(parents=True)
+    (kernels / ".hidden.py").write_text("")
+    folder(kernels, mine=KERNEL.format(helper="common"), common=HELPER, __init__="")
+    words = ("--dtype", "float32", "--oracle", "repeat", "-n", "0")
+    judged = verify("run", "kernels/", *words, cwd=tmp_path)
+    assert judged.returncode == 0, judged.stdout
+    said = (
+        "kernels/__init__.py: no kernel: a package's __init__.py",
+        "kernels/common.py: no kernel: imported by kernels/mine.py",
+    )
+    assert set(said) <= set(judged.stdout.splitlines())
+    listed = verify("list", ".", cwd=kernels)
+    assert listed.returncode == 0, listed.stdout
+    assert "mine.py@mine" in listed.stdout
+    assert "hidden" not in listed.stdout
+
+
+class TestFolders:
+    def test_files_and_folders_are_taken_in_the_order_given_and_once(self, tmp_path: Path) -> None:
+        a, b = folder(tmp_path, b="", a="")
+        assert existing((b, tmp_path)) == (b, a)
+        assert existing((tmp_path, tmp_path)) == (a, b)
+
+    def test_a_folder_without_kernels_says_where_python_files_are(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match=r": this folder holds no kernel files$"):
+            existing((tmp_path,))
+        folder(tmp_path, __init__="")
+        for name in (".git", *(f"f{number}" for number in range(10))):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "x.py").write_text("")
+        with pytest.raises(UsageError, match=r"folders in it \(f0, f1, .*, f7, \.\.\.\)$"):
+            existing((tmp_path,))
+
+    def test_a_link_to_nothing_is_told(self, tmp_path: Path) -> None:
+        folder(tmp_path, a="")
+        (tmp_path / "b.py").symlink_to("nowhere.py")
+        with pytest.raises(UsageError, match=r"no such kernel file: .*/b\.py$"):
+            existing((tmp_path,))

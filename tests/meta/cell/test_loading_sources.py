@@ -13,8 +13,9 @@ from verify.cell.arena import Arena
 from verify.cell.breach import Breach
 from verify.cell.discovery import roster
 from verify.cell.loading import load
+from verify.cell.named_imports import named_from, possible_from
 from verify.cell.process import Cell, ForkServer, Reply
-from verify.cell.sources import named_from, sources_of
+from verify.cell.sources import sources_of
 from verify.judging.trial import Trial
 from verify.problem import Problem
 
@@ -110,6 +111,42 @@ def test_what_a_text_names_is_found_in_its_folder(tmp_path: Path) -> None:
     assert {file.stem for file in named_from(path)} == {"math", "one"}
     path.write_text("import one (")
     assert named_from(path) == set()
+    calls = (
+        'import_module("one")',
+        'importlib.import_module(".two", __package__)',
+        '__import__("mine.three")',
+        'importlib.import_module("..four", __package__)',
+        'importlib.import_module("other.five")',
+        'importlib.import_module("math")',
+    )
+    path.write_text("import importlib\nfrom importlib import import_module\n" + "\n".join(calls))
+    assert {file.stem for file in named_from(path)} == {"one", "two", "three"}
+    assert possible_from(path) == set()
+
+
+COMPUTED = (
+    'import_module("on" + "e")',
+    "importlib.import_module(name)",
+    "get = __import__",
+    "importlib.util.spec_from_file_location(name, path)",
+    "runpy.run_path(path)",
+    "from importlib import import_module as get",
+    "from two import name",  # which computes one
+)
+
+
+@pytest.mark.parametrize("text", COMPUTED)
+def test_a_computed_name_can_be_any_file_of_the_folder(text: str, tmp_path: Path) -> None:
+    (tmp_path / "within").mkdir()
+    for stem in ("one", "three", "kernel", "within/four", "broken"):
+        (tmp_path / f"{stem}.py").write_text("import one (" if stem == "broken" else "")
+    (tmp_path / "two.py").write_text("def late(name):\n    return __import__(name)\n")
+    (tmp_path / "gone.py").symlink_to("nowhere.py")
+    path = tmp_path / "kernel.py"
+    path.write_text(text)
+    assert {file.stem for file in possible_from(path)} == {"one", "two", "three", "broken"}
+    path.write_text("from importlib import import_module\nfrom three import one\n")
+    assert possible_from(path) == set()
 
 
 LAZY = """
@@ -136,7 +173,12 @@ def _lazy(folder: Path, imports: str, scale: str = "q.shape[-1] ** -0.5") -> Pat
     return path
 
 
-@pytest.mark.parametrize("imports", ["import helper", "from deep import helper"])
+LITERAL = 'helper = importlib.import_module("helper")'
+JOINED = 'helper = importlib.import_module("".join(["hel", "per"]))'
+HIDDEN = 'helper = getattr(importlib, "import_" + "module")("helper")'
+
+
+@pytest.mark.parametrize("imports", ["import helper", "from deep import helper", LITERAL, JOINED])
 def test_a_file_that_only_a_function_imports_is_hashed(
     imports: str, tmp_path: Path, fork_server: ForkServer
 ) -> None:
@@ -163,11 +205,12 @@ def _launched(path: Path, fork_server: ForkServer) -> list[Reply]:
 def test_a_launch_that_imports_what_no_statement_names_is_told(
     tmp_path: Path, fork_server: ForkServer
 ) -> None:
-    path = _lazy(tmp_path, 'helper = importlib.import_module("helper")')
+    path = _lazy(tmp_path, HIDDEN)
     for reply in _launched(path, fork_server):
         assert reply.status == "breach", "in every launch, not in the first one alone"
         assert reply.message.startswith("imports helper.py only when it is launched")
-    for right in ("import helper", 'helper = importlib.import_module("math")\n    import helper'):
+    stdlib = 'helper = importlib.import_module("math")\n    import helper'
+    for right in ("import helper", stdlib, LITERAL, JOINED):
         replies = _launched(_lazy(tmp_path, right), fork_server)
         assert [reply.status for reply in replies] == ["ok", "ok"]
 

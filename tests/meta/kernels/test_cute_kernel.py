@@ -26,11 +26,11 @@ from kernels.masks import mask_build
 from references.masks import parse_mask
 from references.score_mods import Softcap
 from tests.harness.cute_cases import MASKS, SHAPES
+from tests.harness.cute_faults import FAULTS
 from tests.harness.cute_forward_trial import HostTrial
 from tests.harness.cute_host import (
     BUILDS,
     CHOICES,
-    FAULTS,
     ORDERS,
     SMALL,
     SOURCE,

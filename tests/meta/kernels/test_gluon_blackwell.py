@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,9 +16,8 @@ from kernels.gluon import blackwell_forward as kernel
 from kernels.gluon import partitions
 from kernels.gluon.host import SHARED_BYTES
 from kernels.triton import compile as triton_compile
-from tests.harness.gluon_host import Host
+from tests.harness.gluon_host import Host, convicted_by_bound
 from tests.harness.gluon_partitions import PartitionError, Partitions
-from tests.harness.ptx_host import convict, run
 from verify.cuda.edits import Edit
 from verify.cuda.sass import listing
 from verify.problem import Problem
@@ -38,10 +36,7 @@ def host_of(*edits: Edit, seed: int = 0) -> Host:
 
 def verdict(made: Host, text: str, config: Config) -> str | None:
     """What is wrong with O and LSE, or None: the judge's bound for tcgen05, and empty rows."""
-    problem = Problem.parse(text)
-    variant = replace(kernel.VARIANT, forward=made.forward)
-    out, lse = run(variant, problem, config)
-    return convict(variant, problem, config, out, lse, arch="sm_100a")
+    return convicted_by_bound(made, kernel.VARIANT, Problem.parse(text), config, arch="sm_100a")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +18,9 @@ from kernels.gluon import cluster
 from kernels.gluon import hopper_cluster_forward as kernel
 from kernels.gluon.host import SHARED_BYTES
 from kernels.triton import compile as triton_compile
-from tests.harness.gluon_host import Host
+from tests.harness.gluon_host import Host, convicted_by_bound
 from tests.harness.gluon_interleavings import Program, ProtocolError
 from tests.harness.gluon_values import Copied, Place
-from tests.harness.ptx_host import convict, run
 from tests.planted import gluon_cluster_forward
 from verify.cuda.edits import Edit
 from verify.cuda.sass import listing
@@ -49,10 +47,7 @@ def host() -> Host:
 
 def verdict(made: Host, text: str, config: Any) -> str | None:
     """What is wrong with O and LSE, or None: the judge's bound for wgmma, and empty rows."""
-    problem = Problem.parse(text)
-    variant = replace(kernel.VARIANT, forward=made.forward)
-    out, lse = run(variant, problem, config)
-    return convict(variant, problem, config, out, lse, arch="sm_90a")
+    return convicted_by_bound(made, kernel.VARIANT, Problem.parse(text), config)
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,10 @@ from kernels.gluon.host import SHARED_BYTES
 from kernels.triton import fp8_transposed_forward
 from kernels.triton.compile import MASKS
 from tests.harness.fake_trials import acquitted, convicted
-from tests.harness.gluon_host import Host
+from tests.harness.gluon_host import Host, convicted_by_bound
 from tests.harness.gluon_interleavings import Program, ProtocolError
 from tests.harness.gluon_values import NO_CLUSTER, Copied, Place
 from tests.harness.in_process import declared, trial
-from tests.harness.ptx_host import convict, run
 from tests.planted import gluon_fp8_forward
 from verify.arithmetic.mma import unit_for
 from verify.cuda.edits import Edit
@@ -60,10 +59,7 @@ def problem_of(text: str) -> Problem:
 
 def verdict(made: Host, text: str, config: Config) -> str | None:
     """What is wrong with O and LSE, or None: the judge's bound for wgmma, and empty rows."""
-    problem = problem_of(text)
-    variant = replace(kernel.VARIANT, forward=made.forward)
-    out, lse = run(variant, problem, config)
-    return convict(variant, problem, config, out, lse, arch="sm_90a")
+    return convicted_by_bound(made, kernel.VARIANT, problem_of(text), config)
 
 
 # Support.

@@ -21,9 +21,8 @@ from kernels.masks import mask_build, mask_tables
 from kernels.triton import compile as triton_compile
 from references.masks import parse_mask
 from references.score_mods import Softcap
-from tests.harness.gluon_host import Host
+from tests.harness.gluon_host import Host, convicted_by_bound
 from tests.harness.gluon_values import Place
-from tests.harness.ptx_host import convict, run
 from tests.planted import gluon_forward
 from verify.cuda.edits import Edit
 from verify.cuda.sass import listing
@@ -198,10 +197,7 @@ def test_the_walk_takes_every_visible_block_once(name: str) -> None:
 
 def verdict(made: Host, text: str, config: Any) -> str | None:
     """What is wrong with O and LSE, or None: the judge's bound for wgmma, and empty rows."""
-    problem = Problem.parse(text)
-    variant = replace(kernel.VARIANT, forward=made.forward)
-    out, lse = run(variant, problem, config)
-    return convict(variant, problem, config, out, lse, arch="sm_90a")
+    return convicted_by_bound(made, kernel.VARIANT, Problem.parse(text), config)
 
 
 @pytest.mark.parametrize(

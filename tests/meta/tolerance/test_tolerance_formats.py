@@ -13,8 +13,8 @@ from tests.meta.tolerance.test_tolerance_bound import blocks_of, bound_of, with_
 from tests.meta.tolerance.test_tolerance_narrow import HONEST
 from verify.problem import Problem
 from verify.problem.inputs import stored_factors
+from verify.tolerance.derived import holding
 from verify.tolerance.forward import bound, resolve
-from verify.tolerance.resolution import holding
 from verify.variant import Config
 
 WIDE = {"score_accumulator": "float32"}

@@ -202,7 +202,8 @@ def gathered_truth(trial: Trial) -> LateTruth:
         lse = p.scale * by_rows(of_winner, q, key_rows(p, targets))
     known = _applies(trial.declaration) is None
     bound = _slack(trial).lse if known else torch.full_like(lse, math.inf)
-    return LateTruth(lse.masked_fill(~live, -math.inf), bound, made)
+    lse = lse.masked_fill(~live, -math.inf)
+    return LateTruth(lse=lse, lse_bound=bound, make=made)
 
 
 def _applies(declaration: Declaration) -> str | None:

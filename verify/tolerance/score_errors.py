@@ -1,0 +1,106 @@
+"""How far computed scores may stray: products, scales, score mods and narrower formats."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from references.row_blocks import RowBlock
+from verify.arithmetic.unit import Unit
+from verify.problem import Problem
+from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, relative
+from verify.tolerance.integers import ScoreErrors
+from verify.tolerance.partial_sums import of_product, smaller_in_order, terms_of
+from verify.tolerance.score_mods import factor_error, mod_errors, narrow_roundings, size_of
+from verify.tolerance.scratch import Room
+from verify.tolerance.subnormals import scores_loss
+
+Memory = tuple[Tensor, Tensor]  # of two tensors like the scores
+
+_INTO_FP32 = 2  # roundings of a sum in int32, rounded or cut to fp32
+_UNSEEN = 2.0**-80  # 2^-53 of what the best exponential errs by, and less
+
+
+def largest_score_errors(
+    block: RowBlock, a: ForwardArithmetic, problem: Problem, room: Room
+) -> Tensor:
+    """How far the row maxima may stray, (heads, rows, 1).
+
+    What was made in this room before is lost.
+    """
+    room.clear(block.scores)
+    full = bool(block.visible.all())
+    return largest_of(score_errors_of(block, a, problem, full, (room.take(), room.take()))[0])
+
+
+def product_error(a: ForwardArithmetic, problem: Problem) -> float:
+    """Error of the scaled scores by the product itself, per A, at most: operands as rounded, then
+    summed."""
+    return (1 + a.operand_roundings) * (1 + a.scores.kappa(problem.head_dim)) - 1
+
+
+def flushed_score(unit: Unit, problem: Problem, behind: float) -> float:
+    """What the flushed products and sums of an fp32 accumulator may cost a score; 0 where that is
+    less than fp64 keeps of an exponential's own error.
+
+    behind: what the sum is multiplied by.
+    """
+    own = unit.underflow(problem.head_dim) if unit.accumulator == "float32" else 0.0
+    lost = behind * ((2 * problem.head_dim + 1) * TINY + own)
+    return lost if lost >= _UNSEEN else 0.0
+
+
+def score_errors_of(
+    block: RowBlock,
+    a: ForwardArithmetic,
+    problem: Problem,
+    full: bool,
+    memory: Memory,
+    integers: ScoreErrors | None = None,
+) -> tuple[Tensor, Tensor]:
+    """How far each score may stray, and its size, before the row maximum is subtracted; 0 where
+    masked."""
+    mod, (first, second) = mod_errors(problem, a), memory
+    size = size_of(block.scaled, second)
+    rounding = factor_error(problem, a)
+    if integers is not None:
+        rounding = (1 + rounding) * (1 + relative(_INTO_FP32, U)) - 1
+        size.add_(integers.shift)
+        error = torch.mul(integers.error, 1 + rounding, out=first).add_(size, alpha=rounding)
+        if mod:
+            error, size = mod.errors(block, size, error)
+        return error.mul_(block.visible), size.mul_(block.visible)
+    by_size, by_score = of_product(a.scores, problem.head_dim, a.operand_roundings)
+    error = torch.mul(block.magnitude, by_size, out=first).add_(size, alpha=by_score)
+    if a.in_order:
+        terms = terms_of(block, abs(problem.scale))
+        smaller_in_order(error, terms, a.scores, a.operand_roundings)
+    error.mul_(1 + rounding).add_(size, alpha=rounding)
+    # What is behind the product: the scale, unless it stood before, and descales.
+    behind = abs(problem.scale) * a.operands.query * a.operands.key
+    if a.scores.accumulator != "float32":
+        error.add_(behind * a.scores.underflow(problem.head_dim) * (1 + rounding))
+    flushed = flushed_score(a.scores, problem, behind)
+    if flushed:
+        error.add_((block.magnitude > 0) * (flushed * (1 + rounding)))
+    cut = scores_loss(block, a.operands, problem)
+    if cut is not None:
+        error.add_(cut.mul_(1 + rounding))
+    if a.score_format is not None:
+        # As they come, scaled, and on their way into a score mod's function.
+        roundings, step = narrow_roundings(problem, a)
+        rounding = relative(roundings, a.score_format.unit_roundoff)
+        error.mul_(1 + rounding).add_(size, alpha=rounding)
+        error.add_(a.score_format.smallest_subnormal * (1 + abs(problem.scale) + step))
+    if mod:
+        error, size = mod.errors(block, size, error, a.score_format)
+    if not full and (
+        mod or a.score_format is not None or a.scores.accumulator != "float32" or cut is not None
+    ):
+        error.mul_(block.visible)
+    return error, size
+
+
+def largest_of(x: Tensor) -> Tensor:
+    """The maximum along the keys, (heads, rows, 1); 0 if there are none."""
+    return x.amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
