@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ _LONG = "a long path"
 _MOST_PATHS = 32  # of a tape
 _CONSTANT = -1  # in place of a register: the handle's array never changes
 _UNKNOWN = (None, 0)
+PROGRAM_IDS = 3  # the first registers
 _EFFECT = -2  # and of the result of an atomic, which exists at the end of a program alone
 
 
@@ -85,7 +87,17 @@ class Branch:
     next: dict[Any, Branch] = field(default_factory=dict)
     ended: bool = False
     closed: bool = False
-    plan: list[tuple[Any, ...]] | None = None
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A branch's steps as `_make` reads them: those that a launch makes once, and their results;
+    and those that each program makes."""
+
+    once: list[tuple[Any, ...]]
+    results: list[int]
+    each: list[tuple[Any, ...]]
 
 
 @dataclass(eq=False)
@@ -93,7 +105,9 @@ class Tape:
     """The paths of one kernel with arguments of the same types and plain numbers.
 
     registers: as a program begins: constants, and None.  first: the registers before these are
-    those of program ids, sizes of the grid and arguments.
+    those of program ids, sizes of the grid and arguments.  own: registers whose arrays differ
+    between the programs of a launch.  base, made: the registers as a program of the present launch
+    begins, and the branches whose steps `once` are made in them.
     """
 
     first: int
@@ -105,6 +119,9 @@ class Tape:
     closed: bool = False
     made_by: dict[int, Branch] = field(default_factory=dict)  # by register
     used_by: dict[int, list[Branch]] = field(default_factory=dict)
+    own: set[int] = field(default_factory=lambda: set(range(PROGRAM_IDS)))
+    base: list[Any] = field(default_factory=list)
+    made: set[Branch] = field(default_factory=set)
 
     @property
     def wasteful(self) -> bool:
@@ -113,11 +130,22 @@ class Tape:
             self.recorded >= 12 and self.replayed < self.recorded
         )
 
-    def replay(self, given: list[Array]) -> list[Effect] | None:
-        """Make the operations of a program with these first registers; returns its effects, which
-        the caller makes, or None if the path is not on record.  Raises `Closed`."""
-        registers = self.registers.copy()
-        registers[: self.first] = given
+    def launch(self, sizes: list[Array], given: list[Array]) -> None:
+        """Begin a launch with these sizes of the grid and arguments."""
+        self.base = [None] * PROGRAM_IDS + sizes + given
+        self.made.clear()
+
+    def has(self, given: list[Array]) -> bool:
+        """Whether the present launch has begun with these very arrays as arguments."""
+        begin = self.first - len(given)
+        return bool(self.base) and all(map(is_, self.base[begin : self.first], given))
+
+    def replay(self, program: list[Array]) -> list[Effect] | None:
+        """Make the operations of a program with these ids; returns its effects, which the caller
+        makes, or None if the path is not on record.  Raises `Closed`."""
+        self.base += self.registers[len(self.base) :]  # recorded since the last program
+        registers = self.base.copy()
+        registers[:PROGRAM_IDS] = program
         effects: list[Effect] = []
         branch: Branch | None = self.root
         while branch is not None:
@@ -125,16 +153,27 @@ class Tape:
                 raise Closed
             if not (branch.ended or branch.next):
                 return None
-            _make(branch.plan or self._planned(branch), registers, effects)
+            plan = branch.plan or self._planned(branch)
+            if plan.once and branch not in self.made:
+                self._make_once(branch, plan, registers)
+            _make(plan.each, registers, effects)
             if branch.ended:
                 self.replayed += 1
                 return effects
             branch = branch.next.get(branch.read(registers[branch.decides or 0]))
         return None
 
-    def _planned(self, branch: Branch) -> list[tuple[Any, ...]]:
+    def _make_once(self, branch: Branch, plan: Plan, registers: list[Any]) -> None:
+        """Make a branch's steps `once` for the launch, and for the program with these registers."""
+        _make(plan.once, self.base, [])
+        for each in plan.results:
+            registers[each] = self.base[each]
+        self.made.add(branch)
+
+    def _planned(self, branch: Branch) -> Plan:
         """The branch's steps as `replay` reads them, without those whose results nothing reads.  A
-        register that no other branch reads is emptied after the last step that does."""
+        register of a program's own that no other branch reads is emptied after the last step that
+        does."""
         steps: list[tuple[Step, tuple[int, ...]]] = []
         read = {branch.decides}
         for step in reversed(branch.steps):
@@ -144,11 +183,23 @@ class Tape:
                 or any(self._is_read(each, branch, read) for each in step.to)
             ):
                 continue
-            ended = {each for each in (*step.given, *step.to) if self._ends(each, branch, read)}
-            steps.append((step, tuple(ended)))
+            emptied = {each for each in (*step.given, *step.to) if self._ends(each, branch, read)}
+            steps.append((step, tuple(emptied)))
             read.update(step.given)
             read.update(step.to)
-        branch.plan = [_plain(step, ended) for step, ended in reversed(steps)]
+        once: list[Step] = []
+        own: list[tuple[Step, tuple[int, ...]]] = []
+        for step, ended in reversed(steps):
+            if step.effect or step.reads or not self.own.isdisjoint(step.to):
+                own.append((step, ended))
+            else:
+                once.append(step)
+        branch.plan = Plan(
+            [_plain(step, ()) for step in once],
+            [register for step in once for register in step.to],
+            [_plain(step, ended) for step, ended in own],
+        )
+        self.made.discard(branch)  # an earlier plan can have had fewer steps
         return branch.plan
 
     def _is_read(self, register: int, branch: Branch, read: set[int | None]) -> bool:
@@ -159,8 +210,9 @@ class Tape:
 
     def _ends(self, register: int, branch: Branch, read: set[int | None]) -> bool:
         """Whether no one reads the register later, which a step of this branch has filled."""
-        own = self.made_by.get(register) is branch
-        return own and not self._is_read(register, branch, read)
+        if register not in self.own or self.made_by.get(register) is not branch:
+            return False
+        return not self._is_read(register, branch, read)
 
 
 def _make(plan: list[tuple[Any, ...]], registers: list[Any], effects: list[Effect]) -> None:
@@ -312,6 +364,8 @@ class Recording:
         step = Step(made, tuple(given), tuple(range(begin, begin + count)), effect, reads)
         for each in step.to:
             tape.made_by[each] = branch
+        if reads or effect or not tape.own.isdisjoint(given):
+            tape.own.update(step.to)
         for each in given:
             tape.used_by.setdefault(each, []).append(branch)
         branch.steps.append(step)
