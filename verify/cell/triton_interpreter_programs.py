@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from verify.cell.triton_interpreter_plans import Array
 from verify.cell.triton_interpreter_recording import Now, record_reductions, recording_builder
-from verify.cell.triton_interpreter_replay import Array, Recording, Tape
+from verify.cell.triton_interpreter_replay import Recording, Tape
 
 _MOST_TAPES = 24
 _WORTH = 4  # programs: to record one takes as long as to interpret two or three

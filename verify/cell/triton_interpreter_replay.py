@@ -24,17 +24,14 @@ from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
 
-import numpy as np
-
-Array = np.ndarray[Any, Any]
-Effect = tuple[Callable[..., Any], list[Array]]
+from verify.cell.triton_interpreter_plans import Array, Effect, Plan, Step, follow, plain
 
 _LONGEST = 3000  # operations of a path: longer ones are interpreted
 _LONG = "a long path"
 _MOST_PATHS = 32  # of a tape
 _CONSTANT = -1  # in place of a register: the handle's array never changes
 _UNKNOWN = (None, 0)
-PROGRAM_IDS = 3  # the first registers
+_PROGRAM_IDS = 3  # the first registers
 _EFFECT = -2  # and of the result of an atomic, which exists at the end of a program alone
 
 
@@ -58,21 +55,6 @@ def _shared(constant: Array) -> Array:
     return constant
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One operation: `made` of the arrays in the registers `given` goes to the registers `to`.
-
-    effect: it changes memory, and waits for the end of the program.  reads: it reads memory, or can
-    raise.
-    """
-
-    made: Callable[..., Any]
-    given: tuple[int, ...]
-    to: tuple[int, ...]
-    effect: bool = False
-    reads: bool = False
-
-
 @dataclass(eq=False)
 class Branch:
     """Steps up to a decision: the register that decides, how its array is read, and the branches by
@@ -88,16 +70,6 @@ class Branch:
     ended: bool = False
     closed: bool = False
     plan: Plan | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A branch's steps as `_make` reads them: those that a launch makes once, and their results;
-    and those that each program makes."""
-
-    once: list[tuple[Any, ...]]
-    results: list[int]
-    each: list[tuple[Any, ...]]
 
 
 @dataclass(eq=False)
@@ -119,7 +91,7 @@ class Tape:
     closed: bool = False
     made_by: dict[int, Branch] = field(default_factory=dict)  # by register
     used_by: dict[int, list[Branch]] = field(default_factory=dict)
-    own: set[int] = field(default_factory=lambda: set(range(PROGRAM_IDS)))
+    own: set[int] = field(default_factory=lambda: set(range(_PROGRAM_IDS)))
     base: list[Any] = field(default_factory=list)
     made: set[Branch] = field(default_factory=set)
 
@@ -132,7 +104,7 @@ class Tape:
 
     def launch(self, sizes: list[Array], given: list[Array]) -> None:
         """Begin a launch with these sizes of the grid and arguments."""
-        self.base = [None] * PROGRAM_IDS + sizes + given
+        self.base = [None] * _PROGRAM_IDS + sizes + given
         self.made.clear()
 
     def has(self, given: list[Array]) -> bool:
@@ -145,7 +117,7 @@ class Tape:
         makes, or None if the path is not on record.  Raises `Closed`."""
         self.base += self.registers[len(self.base) :]  # recorded since the last program
         registers = self.base.copy()
-        registers[:PROGRAM_IDS] = program
+        registers[:_PROGRAM_IDS] = program
         effects: list[Effect] = []
         branch: Branch | None = self.root
         while branch is not None:
@@ -156,7 +128,7 @@ class Tape:
             plan = branch.plan or self._planned(branch)
             if plan.once and branch not in self.made:
                 self._make_once(branch, plan, registers)
-            _make(plan.each, registers, effects)
+            follow(plan.each, registers, effects)
             if branch.ended:
                 self.replayed += 1
                 return effects
@@ -165,7 +137,7 @@ class Tape:
 
     def _make_once(self, branch: Branch, plan: Plan, registers: list[Any]) -> None:
         """Make a branch's steps `once` for the launch, and for the program with these registers."""
-        _make(plan.once, self.base, [])
+        follow(plan.once, self.base, [])
         for each in plan.results:
             registers[each] = self.base[each]
         self.made.add(branch)
@@ -195,9 +167,9 @@ class Tape:
             else:
                 once.append(step)
         branch.plan = Plan(
-            [_plain(step, ()) for step in once],
+            [plain(step, ()) for step in once],
             [register for step in once for register in step.to],
-            [_plain(step, ended) for step, ended in own],
+            [plain(step, ended) for step, ended in own],
         )
         self.made.discard(branch)  # an earlier plan can have had fewer steps
         return branch.plan
@@ -213,39 +185,6 @@ class Tape:
         if register not in self.own or self.made_by.get(register) is not branch:
             return False
         return not self._is_read(register, branch, read)
-
-
-def _make(plan: list[tuple[Any, ...]], registers: list[Any], effects: list[Effect]) -> None:
-    for count, made, a, b, c, to, ended in plan:
-        if count == 2:
-            registers[to] = made(registers[a], registers[b])
-        elif count == 1:
-            registers[to] = made(registers[a])
-        elif count == 3:
-            registers[to] = made(registers[a], registers[b], registers[c])
-        elif count == 0:
-            effects.append((made, [registers[each] for each in a]))
-        else:
-            results = made(*[registers[each] for each in a])
-            for where, result in zip(to, results, strict=True):
-                registers[where] = result
-        for each in ended:
-            registers[each] = None
-
-
-def _plain(step: Step, ended: tuple[int, ...]) -> tuple[Any, ...]:
-    count = len(step.given)
-    if step.effect:
-        return (0, step.made, step.given, 0, 0, 0, ended)
-    if len(step.to) == 1 and 1 <= count <= 3:
-        a, b, c = (*step.given, 0, 0)[:3]
-        return (count, step.made, a, b, c, step.to[0], ended)
-    made = step.made if len(step.to) != 1 else _in_tuple(step.made)
-    return (4, made, step.given, 0, 0, step.to, ended)
-
-
-def _in_tuple(made: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *arrays: (made(*arrays),)
 
 
 class Recording:
