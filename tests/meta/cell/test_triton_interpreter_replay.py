@@ -140,7 +140,8 @@ x, lengths = torch.randn(14, 16), torch.tensor([0] * 6 + [1] * 8, dtype=torch.in
 for rows in (5, 7):
     out = torch.zeros_like(x)
     late[(14,)](x, lengths, out, rows, 16)
-    torch.equal(out, x + 2 * rows + 3 * rows * (lengths > 0)[:, None]) or sys.exit(f"wrong for {rows}")
+    wanted = x + 2 * rows + 3 * rows * (lengths > 0)[:, None]
+    torch.equal(out, wanted) or sys.exit(f"wrong for {rows}")
     print(*counts, *made)
 """
 
