@@ -23,7 +23,7 @@ from verify.problem.lengths import raised
 from verify.problem.refusal import fewest_heads, inside, plainest
 from verify.problem.sampling import draws
 from verify.problem.strategies import Limits
-from verify.variant import Support
+from verify.variant import Config, Declaration, Support
 
 _ROUND = 300  # draws; a millisecond each
 _ROUNDS = 5
@@ -124,9 +124,13 @@ def drawn(target: Target, count: int, number: int, limits: Limits | None = None)
 
 
 def leads(target: Target) -> bool:
-    """Whether its config has the smallest key tiles, of which short problems have the most."""
-    finest = min(target.declaration.configs, key=lambda config: config.block_n or 64)
-    return target.config == finest
+    """Whether its config is the leading one of its variant."""
+    return target.config == leading(target.declaration)
+
+
+def leading(declaration: Declaration) -> Config:
+    """The config with the smallest key tiles, of which short problems have the most."""
+    return min(declaration.configs, key=lambda config: config.block_n or 64)
 
 
 def partial_tiles(target: Target) -> list[Problem]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from verify.cell.triton_interpreter_plans import Array
 from verify.cell.triton_interpreter_recording import Now, record_reductions, recording_builder
-from verify.cell.triton_interpreter_replay import Array, Recording, Tape
+from verify.cell.triton_interpreter_replay import Recording, Tape
 
 _MOST_TAPES = 24
 _WORTH = 4  # programs: to record one takes as long as to interpret two or three
@@ -47,6 +48,7 @@ def replay_programs(interpreter: Any) -> None:
                 left = math.prod(grid)
                 if tape is not None:
                     tape.launches += 1
+                    tape.base = []  # of an earlier launch
                     left += left if tape.launches == 1 else 0  # oracles often launch twice
                 for place in np.ndindex(*grid):
                     interpreter.interpreter_builder.set_grid_idx(*place)
@@ -86,13 +88,12 @@ class _Recorder:
             fn(**given)
             return
         if tape.recorded:
-            first = [
-                *(np.array([each], dtype=np.int32) for each in self.builder.grid_idx),
-                *(np.array([each], dtype=np.int32) for each in self.builder.grid_dim),
-                *(each.data for each in handles),
-            ]
+            arguments = [each.data for each in handles]
+            if not tape.has(arguments):
+                tape.launch([np.array([n], np.int32) for n in self.builder.grid_dim], arguments)
+            program = [np.array([n], np.int32) for n in self.builder.grid_idx]
             try:
-                effects = tape.replay(first)
+                effects = tape.replay(program)
             except Exception:  # too long, or wrong: the interpreter tells what
                 fn(**given)
                 return

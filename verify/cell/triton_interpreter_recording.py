@@ -13,7 +13,8 @@ import numpy as np
 
 from verify.cell.triton_interpreter_formats import PACKED
 from verify.cell.triton_interpreter_handles import handles_in, with_handles
-from verify.cell.triton_interpreter_replay import Array, Recording
+from verify.cell.triton_interpreter_plans import Array
+from verify.cell.triton_interpreter_replay import Recording
 from verify.cell.triton_interpreter_steps import quick, quick_reduction, same, stores
 
 _STORES = (

@@ -21,18 +21,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
-import numpy as np
-
-Array = np.ndarray[Any, Any]
-Effect = tuple[Callable[..., Any], list[Array]]
+from verify.cell.triton_interpreter_plans import Array, Effect, Plan, Step, follow, plain
 
 _LONGEST = 3000  # operations of a path: longer ones are interpreted
 _LONG = "a long path"
 _MOST_PATHS = 32  # of a tape
 _CONSTANT = -1  # in place of a register: the handle's array never changes
 _UNKNOWN = (None, 0)
+_PROGRAM_IDS = 3  # the first registers
 _EFFECT = -2  # and of the result of an atomic, which exists at the end of a program alone
 
 
@@ -56,21 +55,6 @@ def _shared(constant: Array) -> Array:
     return constant
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One operation: `made` of the arrays in the registers `given` goes to the registers `to`.
-
-    effect: it changes memory, and waits for the end of the program.  reads: it reads memory, or can
-    raise.
-    """
-
-    made: Callable[..., Any]
-    given: tuple[int, ...]
-    to: tuple[int, ...]
-    effect: bool = False
-    reads: bool = False
-
-
 @dataclass(eq=False)
 class Branch:
     """Steps up to a decision: the register that decides, how its array is read, and the branches by
@@ -85,7 +69,7 @@ class Branch:
     next: dict[Any, Branch] = field(default_factory=dict)
     ended: bool = False
     closed: bool = False
-    plan: list[tuple[Any, ...]] | None = None
+    plan: Plan | None = None
 
 
 @dataclass(eq=False)
@@ -93,7 +77,9 @@ class Tape:
     """The paths of one kernel with arguments of the same types and plain numbers.
 
     registers: as a program begins: constants, and None.  first: the registers before these are
-    those of program ids, sizes of the grid and arguments.
+    those of program ids, sizes of the grid and arguments.  own: registers whose arrays differ
+    between the programs of a launch.  base, made: the registers as a program of the present launch
+    begins, and the branches whose steps `once` are made in them.
     """
 
     first: int
@@ -105,6 +91,9 @@ class Tape:
     closed: bool = False
     made_by: dict[int, Branch] = field(default_factory=dict)  # by register
     used_by: dict[int, list[Branch]] = field(default_factory=dict)
+    own: set[int] = field(default_factory=lambda: set(range(_PROGRAM_IDS)))
+    base: list[Any] = field(default_factory=list)
+    made: set[Branch] = field(default_factory=set)
 
     @property
     def wasteful(self) -> bool:
@@ -113,11 +102,22 @@ class Tape:
             self.recorded >= 12 and self.replayed < self.recorded
         )
 
-    def replay(self, given: list[Array]) -> list[Effect] | None:
-        """Make the operations of a program with these first registers; returns its effects, which
-        the caller makes, or None if the path is not on record.  Raises `Closed`."""
-        registers = self.registers.copy()
-        registers[: self.first] = given
+    def launch(self, sizes: list[Array], given: list[Array]) -> None:
+        """Begin a launch with these sizes of the grid and arguments."""
+        self.base = [None] * _PROGRAM_IDS + sizes + given
+        self.made.clear()
+
+    def has(self, given: list[Array]) -> bool:
+        """Whether the present launch has begun with these very arrays as arguments."""
+        begin = self.first - len(given)
+        return bool(self.base) and all(map(is_, self.base[begin : self.first], given))
+
+    def replay(self, program: list[Array]) -> list[Effect] | None:
+        """Make the operations of a program with these ids; returns its effects, which the caller
+        makes, or None if the path is not on record.  Raises `Closed`."""
+        self.base += self.registers[len(self.base) :]  # recorded since the last program
+        registers = self.base.copy()
+        registers[:_PROGRAM_IDS] = program
         effects: list[Effect] = []
         branch: Branch | None = self.root
         while branch is not None:
@@ -125,16 +125,27 @@ class Tape:
                 raise Closed
             if not (branch.ended or branch.next):
                 return None
-            _make(branch.plan or self._planned(branch), registers, effects)
+            plan = branch.plan or self._planned(branch)
+            if plan.once and branch not in self.made:
+                self._make_once(branch, plan, registers)
+            follow(plan.each, registers, effects)
             if branch.ended:
                 self.replayed += 1
                 return effects
             branch = branch.next.get(branch.read(registers[branch.decides or 0]))
         return None
 
-    def _planned(self, branch: Branch) -> list[tuple[Any, ...]]:
+    def _make_once(self, branch: Branch, plan: Plan, registers: list[Any]) -> None:
+        """Make a branch's steps `once` for the launch, and for the program with these registers."""
+        follow(plan.once, self.base, [])
+        for each in plan.results:
+            registers[each] = self.base[each]
+        self.made.add(branch)
+
+    def _planned(self, branch: Branch) -> Plan:
         """The branch's steps as `replay` reads them, without those whose results nothing reads.  A
-        register that no other branch reads is emptied after the last step that does."""
+        register of a program's own that no other branch reads is emptied after the last step that
+        does."""
         steps: list[tuple[Step, tuple[int, ...]]] = []
         read = {branch.decides}
         for step in reversed(branch.steps):
@@ -144,11 +155,23 @@ class Tape:
                 or any(self._is_read(each, branch, read) for each in step.to)
             ):
                 continue
-            ended = {each for each in (*step.given, *step.to) if self._ends(each, branch, read)}
-            steps.append((step, tuple(ended)))
+            emptied = {each for each in (*step.given, *step.to) if self._ends(each, branch, read)}
+            steps.append((step, tuple(emptied)))
             read.update(step.given)
             read.update(step.to)
-        branch.plan = [_plain(step, ended) for step, ended in reversed(steps)]
+        once: list[Step] = []
+        own: list[tuple[Step, tuple[int, ...]]] = []
+        for step, ended in reversed(steps):
+            if step.effect or step.reads or not self.own.isdisjoint(step.to):
+                own.append((step, ended))
+            else:
+                once.append(step)
+        branch.plan = Plan(
+            [plain(step, ()) for step in once],
+            [register for step in once for register in step.to],
+            [plain(step, ended) for step, ended in own],
+        )
+        self.made.discard(branch)  # an earlier plan can have had fewer steps
         return branch.plan
 
     def _is_read(self, register: int, branch: Branch, read: set[int | None]) -> bool:
@@ -159,41 +182,9 @@ class Tape:
 
     def _ends(self, register: int, branch: Branch, read: set[int | None]) -> bool:
         """Whether no one reads the register later, which a step of this branch has filled."""
-        own = self.made_by.get(register) is branch
-        return own and not self._is_read(register, branch, read)
-
-
-def _make(plan: list[tuple[Any, ...]], registers: list[Any], effects: list[Effect]) -> None:
-    for count, made, a, b, c, to, ended in plan:
-        if count == 2:
-            registers[to] = made(registers[a], registers[b])
-        elif count == 1:
-            registers[to] = made(registers[a])
-        elif count == 3:
-            registers[to] = made(registers[a], registers[b], registers[c])
-        elif count == 0:
-            effects.append((made, [registers[each] for each in a]))
-        else:
-            results = made(*[registers[each] for each in a])
-            for where, result in zip(to, results, strict=True):
-                registers[where] = result
-        for each in ended:
-            registers[each] = None
-
-
-def _plain(step: Step, ended: tuple[int, ...]) -> tuple[Any, ...]:
-    count = len(step.given)
-    if step.effect:
-        return (0, step.made, step.given, 0, 0, 0, ended)
-    if len(step.to) == 1 and 1 <= count <= 3:
-        a, b, c = (*step.given, 0, 0)[:3]
-        return (count, step.made, a, b, c, step.to[0], ended)
-    made = step.made if len(step.to) != 1 else _in_tuple(step.made)
-    return (4, made, step.given, 0, 0, step.to, ended)
-
-
-def _in_tuple(made: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *arrays: (made(*arrays),)
+        if register not in self.own or self.made_by.get(register) is not branch:
+            return False
+        return not self._is_read(register, branch, read)
 
 
 class Recording:
@@ -312,6 +303,8 @@ class Recording:
         step = Step(made, tuple(given), tuple(range(begin, begin + count)), effect, reads)
         for each in step.to:
             tape.made_by[each] = branch
+        if reads or effect or not tape.own.isdisjoint(given):
+            tape.own.update(step.to)
         for each in given:
             tape.used_by.setdefault(each, []).append(branch)
         branch.steps.append(step)

@@ -47,9 +47,11 @@ class Group:
     support is not used.  asks: returns the problems of a dtype, which replace drawn ones.  admits:
     whether a problem from a case id can be used; by default `adapt` must leave it unchanged, or
     `asks` must return it.  family: one property test covers all groups of a family; it draws the
-    group of each case.  first_look: what profile dev asks the group of one target of, since others
-    tell it nothing new: each kernel "file", whose variants, configs and dtypes share their indices,
-    or each "variant"; "" for all targets.
+    group of each case.  first_look: the targets that profile dev asks, since others tell it little
+    that is new; "" for all.  "file" or "variant": the first of each kernel file, whose variants,
+    configs and dtypes share their indices, or of each variant.  "question": one of each variant,
+    and for each question another one; so is every family asked, which is one question.  "config":
+    all dtypes of the leading config, and the first dtype of the others.
     """
 
     name: str
@@ -63,7 +65,7 @@ class Group:
     asks: Callable[[Declaration, str], Sequence[Problem]] | None = None
     admits: Callable[[Problem, Support], bool] | None = None
     family: str = ""
-    first_look: Literal["", "file", "variant"] = ""
+    first_look: Literal["", "file", "variant", "question", "config"] = ""
 
     def __post_init__(self) -> None:
         """Raise ValueError for an entry point or a distribution that does not exist, and for `asks`
@@ -81,24 +83,36 @@ class Group:
 
 
 _SHARED = (
-    Group(name="accuracy", about="random problems over everything that the variant supports"),
+    Group(
+        name="accuracy",
+        about="random problems over everything that the variant supports",
+        first_look="config",
+    ),
     Group(
         name="counting",
         about="zero queries: all visible keys have equal weights, so O and LSE count keys",
         distributions=("counting",),
+        first_look="question",
     ),
     Group(
         name="gather",
         about="one key wins every row by 160 powers of two: O is a row of V, bit for bit",
         distributions=("gather",),
         excludes_problem=gather_possible,
+        first_look="question",
     ),
-    Group(name="poison", about="NaN or huge values where no query sees them", masked=True),
+    Group(
+        name="poison",
+        about="NaN or huge values where no query sees them",
+        masked=True,
+        first_look="question",
+    ),
     Group(name="refusal", about="one argument just outside the declared support", outside=True),
     Group(
         name="gradients",
         about="dQ, dK and dV of random problems, from the O and LSE of a real forward",
         entry="backward",
+        first_look="config",
     ),
     Group(
         name="gradient_refusal",

@@ -107,7 +107,7 @@ def summary(report: Report) -> str | None:
         found = [one["strength"] for one in entries if one["fault"] == fault]
         if found:
             return (
-                f"Smallest fault that would have failed, {words}: e = {min(found):.1e} to"
-                f" {max(found):.1e}."
+                f"Smallest fault that would have failed: {words}, from e = {min(found):.1e} for the"
+                f" sharpest variant and dtype to {max(found):.1e} for the bluntest."
             )
     return None

@@ -80,6 +80,15 @@ def aligned(x, out, N: tl.constexpr):
     tl.store(out + row * N + tl.arange(0, N), view.load([0, 0]).reshape(N))
 
 @triton.jit
+def late(x, lengths, out, rows, N: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, N)
+    limit = rows * 3  # no path reads it but that of positive lengths
+    total = tl.load(x + row * N + i) + rows * 2
+    if tl.load(lengths + row) > 0:
+        total = total + limit
+    tl.store(out + row * N + i, total)
+
+@triton.jit
 def saying(x, N: tl.constexpr):
     tl.device_print("row", tl.load(x + tl.program_id(0)))
 """
@@ -118,6 +127,24 @@ launched() == replayed or sys.exit("interpreted programs differ")
 print(share)
 """
 
+ONCE = """
+made = [0]
+make_once = Tape._make_once
+
+def counted_once(self, *given):
+    made[0] += 1
+    make_once(self, *given)
+
+Tape._make_once = counted_once
+x, lengths = torch.randn(14, 16), torch.tensor([0] * 6 + [1] * 8, dtype=torch.int32)
+for rows in (5, 7):
+    out = torch.zeros_like(x)
+    late[(14,)](x, lengths, out, rows, 16)
+    wanted = x + 2 * rows + 3 * rows * (lengths > 0)[:, None]
+    torch.equal(out, wanted) or sys.exit(f"wrong for {rows}")
+    print(*counts, *made)
+"""
+
 ENDS = """
 for kernel, given in ((aligned, ()), (aligned, ())):
     out = torch.zeros(8, 8)
@@ -135,6 +162,16 @@ def test_replayed_programs_compute_the_same_bits(tmp_path):
     done = in_child(str(tmp_path / "same.py"))
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) > 0.5  # of the programs that were tried
+
+
+def test_what_depends_on_arguments_alone_is_made_once_in_a_launch(tmp_path):
+    """And again when a path that is recorded later reads what none has read before: a replay of it
+    would raise, and be interpreted."""
+    (tmp_path / "once.py").write_text(KERNELS + ONCE)
+    done = in_child(str(tmp_path / "once.py"))
+    assert done.returncode == 0, done.stderr
+    # replays that were tried, those that were made, and how often a branch's steps were made once
+    assert done.stdout.split("\n")[:2] == ["13 12 3", "27 26 5"]
 
 
 @pytest.mark.parametrize("offset", [0, 1])

@@ -13,10 +13,11 @@ from verify.report.tables import ordered
 
 ORDER = 120
 _ABOUT = (
-    "What raw outputs show on problems designed for it, whatever is declared; the declaration"
-    " follows where its words differ. A contradiction is a failing verdict. Dtypes stand behind"
-    " words that do not hold for all of a variant's; several words without dtypes were found on"
-    " several problems. causal.tl, window.tl: masks aligned to the top left. –: not measured."
+    "What raw outputs show on problems designed for it, whatever is declared. Where the"
+    " declaration says something else, it stands in brackets. A contradiction is a failing"
+    " verdict. Dtypes stand behind words that do not hold for all of a variant's; several words"
+    " without dtypes were found on several problems. causal.tl, window.tl: masks aligned to the"
+    " top left. –: not measured."
 )
 
 

@@ -8,9 +8,10 @@ from verify.report.schema import Report
 
 ORDER = 66
 _NOTE = (
-    "A problem has factors (mask, ends of rows and keys in their tiles, heads, strides...), each"
-    " with a few levels: verify/problem/factors.py. A fault that needs two levels is seen only"
-    " where these two have met. Some exclude each other, or no variant supports both."
+    "Every problem has factors: its mask, its heads, where its rows and keys end in their tiles"
+    " (a tile and 1: one more than a whole tile), and others. Each factor has a few levels:"
+    " verify/problem/factors.py. A fault that needs two levels is seen only in a case that has"
+    " both. Some levels exclude each other, or no variant supports both."
 )
 
 
@@ -20,7 +21,7 @@ def section(report: Report, beside: Beside) -> Section | None:
     if found is None or not found["met"]:
         return None
     met, never = text.count(found["met"]), text.count(len(found["never"]))
-    said = f"{met} pairs of levels met in a case, {never} never did."
+    said = f"{met} pairs of levels of two factors met in a case, {never} never did."
     blocks: tuple[Block, ...] = (Paragraph(said), Paragraph(_NOTE, note=True))
     if found["never"]:
         names = List(listed(found["never"], str))

@@ -23,14 +23,15 @@ _COLUMNS = (
     "verdict",
 )
 _NOTE = (
-    "What no single case shows: errors that are each within their bound, and together too large or"
-    " of one sign. z is the error in units of what the declared roundings predict, averaged over"
-    " the elements of each row, and pooled over the campaign's rows. Of rms z, 1 is what they"
-    " predict; mean z is near 0 unless errors lean to one side; signed: positive where results are"
-    " too large in magnitude. An honest campaign is beyond any of the limits with a chance below"
-    f" {FALSE_ALARM:g}. A limit far above the value: few rows, or errors of which little is known."
-    " More accurate than declared is no failure: the declaration is too lenient, or the kernel was"
-    " compared with itself."
+    "What no single case shows: errors that are each within their bound, and together too large"
+    " or of one sign. z is the error in units of what the declared roundings predict, averaged"
+    " over the elements of each row, and pooled over the campaign's rows. Rms z, the root of its"
+    " mean square, is 1 where errors are as large as predicted. Mean z is near 0 unless errors"
+    " lean to one side; its signed form is positive where results are too large in magnitude. An"
+    f" honest campaign is beyond any of the limits with a chance below {FALSE_ALARM:g}. A limit"
+    " far above the value: few rows, or errors of which little is known. More accurate than"
+    " declared is no failure: the declaration is too lenient, or the kernel was compared with"
+    " itself."
 )
 
 
