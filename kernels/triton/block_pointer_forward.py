@@ -286,6 +286,7 @@ def builds(eight: bool, arch: str) -> list[Build]:
 # Bytes per thread: the most of Triton 3.6 and 3.7.
 SPILL_BUDGETS: dict[str, dict[str, int]] = {
     "m128n32w8s2, float8_e4m3fn, d 64, causal, tensor": {"sm_89": 8},
+    "m64n32w4s3, float8_e5m2, d 64, window, block128": {"sm_120a": 8},
 }
 
 _BUILDS = (

@@ -288,7 +288,8 @@ SPILL_BUDGETS: dict[int | str, dict[str, dict[str, int]]] = {
             "sm_100a": 128,
             "sm_120a": 8,
         },
-        "m128n64w8s2, float8_e4m3fn, d 128, causal, block64": {"sm_89": 32, "sm_120a": 92},
+        "m128n64w8s2, float8_e4m3fn, d 128, causal, block64": {"sm_89": 32, "sm_120a": 228},
+        "m64n32w4s2, float8_e4m3fn, d 32, interval": {"sm_100a": 8},
         "m64n32w4s2, float8_e4m3fn, d 256, window": {"sm_89": 68, "sm_100a": 16},
         "m64n32w4s2, float8_e4m3fn, d 128, full": {"sm_100a": 8, "sm_120a": 16},
         "m64n32w4s2, float8_e5m2, d 64, causal": {"sm_100a": 8},
@@ -297,7 +298,7 @@ SPILL_BUDGETS: dict[int | str, dict[str, dict[str, int]]] = {
     "block": {
         "m128n64w8s3, float8_e5m2, d 72, causal, unaligned": _UNALIGNED,
         "m128n64w8s3, float8_e4m3fn, d 72, full, unaligned, block64": _UNALIGNED_BLOCKS,
-        "m128n64w8s3, float8_e4m3fn, d 128, causal, block64": {"sm_89": 24, "sm_120a": 8},
+        "m128n64w8s3, float8_e4m3fn, d 128, causal, block64": {"sm_89": 24, "sm_120a": 92},
     },
 }
 
