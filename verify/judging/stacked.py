@@ -253,6 +253,26 @@ def parts_of(whole: W, counts: Sequence[int]) -> Iterator[W]:
         yield replace(whole, **{f.name: _cut(getattr(whole, f.name), own) for f in fields(whole)})
 
 
+def joined(parts: Sequence[W]) -> W:
+    """Truths of one shape as one, in their order: what `parts_of` cuts apart."""
+    if len(parts) == 1:
+        return parts[0]
+    names = [f.name for f in fields(parts[0])]
+    return replace(parts[0], **{name: _join([getattr(x, name) for x in parts]) for name in names})
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    """Tensors, or several of each, put together along the batch; None if the first is."""
+    first = parts[0]
+    if isinstance(first, Interval):
+        return Interval(_join([x.middle for x in parts]), _join([x.reach for x in parts]))
+    if isinstance(first, tuple):
+        return tuple(_join(each) for each in zip(*parts, strict=True))
+    if isinstance(first, dict):
+        return {name: _join([x[name] for x in parts]) for name in first}
+    return None if first is None else torch.cat(list(parts))
+
+
 def _cut(x: Any, own: slice) -> Any:
     """Some sequences of a tensor, or of each of several."""
     if isinstance(x, Interval):
