@@ -109,9 +109,13 @@ def _results(stack: Sequence[Trial]) -> list[Results]:
     return _backward(stack) if stack[0].entry == "backward" else _forward(stack)
 
 
+def together(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors of several cases along the batch; of one case, its own."""
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+
+
 def _outputs(stack: Sequence[Trial], name: str) -> Tensor:
-    first, *rest = (trial.first.outputs[name] for trial in stack)
-    return torch.cat([first, *rest]) if rest else first
+    return together([trial.first.outputs[name] for trial in stack])
 
 
 def _parts(
@@ -208,7 +212,7 @@ def _saved(stack: Sequence[Trial]) -> list[float]:
     if first.own_softmax:
         return [0.0] * cases
     truth = joined([trial.truth for trial in stack])
-    out, lse = (torch.cat([t.saved.outputs[name] for t in stack]) for name in ("out", "lse"))
+    out, lse = (together([t.saved.outputs[name] for t in stack]) for name in ("out", "lse"))
     found = compare_saved(truth, out, first.natural_lse(lse), first.problem.format_out)
     worst = [x.ratio.reshape(cases, -1).amax(1) for x in found if x.ratio.numel()]
     return torch.stack(worst).amax(0).tolist() if worst else [0.0] * cases
