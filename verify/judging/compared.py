@@ -26,8 +26,8 @@ from verify.judging.trial import Trial
 from verify.judging.truth import Truth
 from verify.tolerance.backward import GradientTruth
 
-# Elements of the results of one stack: with more, the tensors leave a core's cache.
-MOST = 1 << 17
+# Elements of the results of one stack; some twenty tensors of their size live at once.
+MOST = 1 << 20
 _NOTE = "compared"
 _SINGLE = dtype_named("float32")
 

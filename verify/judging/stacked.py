@@ -15,6 +15,7 @@ fails or not for itself.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol, TypeVar, cast
@@ -179,7 +180,7 @@ def stacks(
         else:
             kinds.append((shape, [case]))
     for _, members in kinds:
-        most = _MOST[device_for(cost * products(members)).type] / cost
+        most = _most(members, cost)
         stack: list[C] = []
         for case in members:
             if stack and sum(_size(other.problem) for other in (*stack, case)) > most:
@@ -187,6 +188,14 @@ def stacks(
                 stack = []
             stack.append(case)
         yield from _several(stack)
+
+
+def _most(members: Sequence[C], cost: float) -> float:
+    """Numbers of one stack of these cases: those of a GPU if a full stack is worth one."""
+    most = _MOST["cuda"] / cost
+    sizes = itertools.accumulate(_size(case.problem) for case in members)
+    full = [case for case, size in zip(members, sizes, strict=True) if size <= most]
+    return _MOST[device_for(cost * products(full)).type] / cost
 
 
 def _several(stack: list[C]) -> Iterator[list[C]]:
