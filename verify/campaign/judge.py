@@ -18,7 +18,12 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 from verify.bundle import published
 from verify.campaign.layout_diagnosis import Layouts
 from verify.campaign.targets import Target
-from verify.campaign.together import STACKED, prepare, prepare_gradients
+from verify.campaign.together import (
+    STACKED,
+    prepare,
+    prepare_comparisons,
+    prepare_gradients,
+)
 from verify.cell.arena import Arena
 from verify.cell.discovery import environment
 from verify.cell.process import Cell, ForkServer
@@ -123,6 +128,7 @@ class Judge:
             self.recorder.begin(case, phase, target.declaration.ref, ahead)
         launch(each for trial in trials for each in _launches(target, trial))
         prepare_gradients(trials)
+        prepare_comparisons(trials)
         return trials
 
     def judge(

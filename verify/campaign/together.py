@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from verify.campaign.targets import Target
 from verify.judging import stacked_gradients
+from verify.judging.compared import compare_together, results_of
 from verify.judging.kept_scores import keeping
 from verify.judging.stacked import Asked, answer
 from verify.judging.stacked_gradients import AskedGradients
@@ -22,6 +23,7 @@ from verify.machine.settings import SIBLINGS
 from verify.oracles import groups
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
+from verify.statistics import power, power_gradients
 from verify.tolerance.forward import ForwardArithmetic, resolve
 
 # Groups whose oracles ask the truth and gradients of a case's own problem before anything else.
@@ -49,7 +51,7 @@ def prepare_gradients(trials: Sequence[Trial]) -> None:
     LSE, and give each its part."""
     asked: list[tuple[Trial, AskedGradients]] = []
     for trial in trials:
-        if trial.entry == "backward" and (trial.own_softmax or _has_saved(trial)):
+        if trial.entry == "backward" and (trial.own_softmax or _good(trial, "saved")):
             with contextlib.suppress(ValueError, RuntimeError):  # it will be raised again
                 asked.append((trial, AskedGradients(trial.gradient_question)))
     stacked_gradients.answer([each for _, each in asked])
@@ -58,9 +60,26 @@ def prepare_gradients(trials: Sequence[Trial]) -> None:
         trial.clock.share(each.clock)
 
 
-def _has_saved(trial: Trial) -> bool:
-    saved = trial.launches.get("saved")
-    return saved is not None and saved.reply.ok and saved.damage is None
+def prepare_comparisons(trials: Sequence[Trial]) -> None:
+    """Compare together the results of those trials that were launched, and whose truth was computed
+    together, and compute what they certify."""
+    ready = []
+    for trial in trials:
+        answers = trial.gradient_answers if trial.entry == "backward" else trial.answers
+        if answers and _good(trial, "first"):
+            ready.append(trial)
+    for stack in compare_together(ready):
+        with contextlib.suppress(ValueError, RuntimeError):  # each will raise it again
+            if stack[0].entry == "backward":
+                power_gradients.certify_together(stack)
+            else:
+                errors = [results_of(trial).tensors["out"].comparison.error for trial in stack]
+                power.certify_together(stack, errors)
+
+
+def _good(trial: Trial, tag: str) -> bool:
+    made = trial.launches.get(tag)
+    return made is not None and made.reply.ok and made.damage is None
 
 
 def _questions(trial: Trial) -> list[list[ForwardArithmetic]]:

@@ -18,7 +18,7 @@ import os
 import re
 import secrets
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -73,7 +73,8 @@ class Recorder:
             raise EvidenceError(f"{self.path}: is closed")
         if isinstance(record, Verdict | Interruption) and record.time == 0.0:
             record = replace(record, time=time.time())
-        line = strict_json.dumps({"kind": _KIND_OF[type(record)], **strict_json.encode(record)})
+        values = {each.name: getattr(record, each.name) for each in fields(record)}
+        line = strict_json.dumps({"kind": _KIND_OF[type(record)], **values})
         data = line.encode("utf-8", "backslashreplace") + b"\n"
         written = os.write(self._fd, data)
         if written != len(data):

@@ -63,6 +63,8 @@ else:
         NumberOrText.register(_kind)
 
 
+_WHOLE = frozenset({str, int, bool, type(None)})
+_FIELDS: dict[type, tuple[str, ...]] = {}
 _SHORT = 120  # characters that stay in one line
 
 
@@ -73,8 +75,15 @@ class ShapeError(ValueError):
 def encode(value: Any) -> Any:
     """`value` as JSON-ready data: dataclasses become objects, tuples and sets arrays, non-finite
     floats strings."""
+    kind = type(value)
+    if kind in _WHOLE:  # most of all there is; what derives from these kinds is told apart below
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else str(value)
+    if kind is dict:
+        return {str(key): encode(item) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in fields(value)}
+        return {name: encode(getattr(value, name)) for name in _names(kind)}
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -87,6 +96,13 @@ def encode(value: Any) -> Any:
     if value is None or isinstance(value, str | bool | int):
         return value
     raise TypeError(f"{type(value).__name__} is no JSON value: {value!r}")
+
+
+def _names(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass."""
+    if kind not in _FIELDS:
+        _FIELDS[kind] = tuple(each.name for each in fields(kind))
+    return _FIELDS[kind]
 
 
 def dumps(value: Any, *, depth: int = 0) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,22 +59,36 @@ def compare(got: Tensor, want: Tensor, bound: Tensor, output: DType) -> Comparis
 def summary(name: str, compared: Comparison, want: Tensor, bound: Tensor) -> dict[str, float]:
     """The measures of one tensor that a report shows, named after the tensor: worst r and its
     place, the largest error and its bound, and the share of elements whose bound is infinite."""
-    found = {f"r_{name}": compared.worst}
-    if compared.error.numel():
-        at = int(compared.error.nan_to_num(nan=torch.inf).argmax())
-        found |= {
-            f"max_error_{name}": float(compared.error.flatten()[at]),
-            f"error_bound_{name}": float(bound.flatten()[at]),
-        }
-        at = int(compared.ratio.argmax())
-        found |= {
-            f"worst_index_{name}": float(at),
-            f"worst_reference_{name}": float(want.flatten()[at]),
-        }
-        found[f"worst_bound_{name}"] = float(bound.flatten()[at])
-        asked = below(bound, torch.inf)
-        found[f"unasked_{name}"] = 0.0 if asked else float((bound == torch.inf).double().mean())
-    return found
+    return summaries(name, compared, want, bound, 1)[0]
+
+
+def summaries(
+    name: str, compared: Comparison, want: Tensor, bound: Tensor, cases: int
+) -> list[dict[str, float]]:
+    """`summary` of each of so many cases whose tensors are stacked along the batch."""
+    if not want.numel():
+        return [{f"r_{name}": 0.0} for _ in range(cases)]
+    error, ratio, want, bound = (
+        x.reshape(cases, -1) for x in (compared.error, compared.ratio, want, bound)
+    )
+    largest = error.nan_to_num(nan=torch.inf).argmax(1, keepdim=True)
+    worst_ones = ratio.argmax(1, keepdim=True)
+    if below(bound, torch.inf):
+        unasked = torch.zeros_like(error[:, :1])
+    else:
+        unasked = (bound == torch.inf).double().mean(1, keepdim=True)
+    found = {
+        "r": ratio.gather(1, worst_ones),
+        "max_error": error.gather(1, largest),
+        "error_bound": bound.gather(1, largest),
+        "worst_index": worst_ones.double(),
+        "worst_reference": want.gather(1, worst_ones),
+        "worst_bound": bound.gather(1, worst_ones),
+        "unasked": unasked,
+    }
+    names = [f"{key}_{name}" for key in found]
+    rows = torch.cat(list(found.values()), 1).tolist()
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def ulps(
@@ -88,22 +103,59 @@ def ulps(
     larger: where terms cancel, a small element shows only the rounding errors of its row.  From
     more than SAMPLED elements, rows are sampled evenly.
     """
-    found = rows.flatten().nonzero()[:, 0]
+    return ulps_of(name, error, truth, rows, output, 1)[0]
+
+
+def ulps_of(
+    name: str,
+    error: Tensor,
+    truth: tuple[Tensor, Tensor],
+    rows: Tensor,
+    output: DType,
+    cases: int,
+) -> list[dict[str, float]]:
+    """`ulps` of each of so many cases whose tensors are stacked along the first dimension."""
+    if not error.numel():
+        return [{} for _ in range(cases)]
+    counted = rows.reshape(cases, -1)
+    parts = [x.reshape(*counted.shape, -1) for x in (error, *truth)]
+    if bool((counted == counted[0]).all()):
+        return _ulps(name, parts, counted[0].nonzero()[:, 0], output)
+    own = [[part[n : n + 1] for part in parts] for n in range(cases)]
+    return [
+        _ulps(name, each, counts.nonzero()[:, 0], output)[0]
+        for each, counts in zip(own, counted, strict=True)
+    ]
+
+
+def _ulps(
+    name: str, parts: Sequence[Tensor], found: Tensor, output: DType
+) -> list[dict[str, float]]:
+    """`ulps` of several cases in which the same rows count, at these positions, int64.
+
+    parts: error, and the truth with its bound, (cases, rows, features).
+    """
     # an odd step: an even one can select the same positions in every head
-    found = found[:: len(found) * error.shape[-1] // SAMPLED | 1]
-    error, want, bound = (part.flatten(0, -2)[found] for part in (error, *truth))
+    found = found[:: len(found) * parts[0].shape[-1] // SAMPLED | 1]
+    error, want, bound = (part[:, found] for part in parts)
     judged = want.isfinite() & bound.isfinite()
-    if not bool(judged.any()):
-        return {}
+    every = bool(judged.all())
     place = spacing(want, output)
-    size = torch.where(judged, want, 0.0).square().mean(-1, keepdim=True).sqrt()
-    unit = torch.maximum(place, spacing(size, output))
-    measures = {}
-    for key, off in (("ulp", error), ("best", (want / place).round() * place - want)):
-        sizes = (off.abs() / unit)[judged].nan_to_num(nan=torch.inf).numpy()
-        for level in (50, 99):
-            at = (level * len(sizes) - 1) // 100
-            measures[f"{key}{level}_{name}"] = float(np.partition(sizes, at)[at])
+    size = (want if every else torch.where(judged, want, 0.0)).square().mean(-1, keepdim=True)
+    unit = torch.maximum(place, spacing(size.sqrt_(), output))
+    errors = {"ulp": error, "best": (want / place).round() * place - want}
+    sizes = {key: off.abs().div_(unit) for key, off in errors.items()}
+    measures: list[dict[str, float]] = []
+    for case, counts in enumerate(judged):
+        measures.append({})
+        for key, of_all in sizes.items():
+            own = of_all[case].flatten() if every else of_all[case][counts]
+            values = own.nan_to_num(nan=torch.inf).numpy()
+            if len(values):
+                at = [(level * len(values) - 1) // 100 for level in (50, 99)]
+                ranked = np.partition(values, at)[at]
+                for level, value in zip((50, 99), ranked, strict=True):
+                    measures[-1][f"{key}{level}_{name}"] = float(value)
     return measures
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.evidence import Finding
 from verify.judging.findings import place, worst
-from verify.judging.lattice import acceptable, explained
+from verify.judging.lattice import Explained, explained, explanations
 from verify.judging.trial import Trial
 from verify.judging.truth import Truth
 from verify.tolerance.arithmetic import TINY, U
@@ -24,56 +24,63 @@ from verify.tolerance.intervals import Interval
 from verify.variant import Config, Numerics
 
 
-def judge_out(trial: Trial, got: Tensor) -> tuple[Finding | None, dict[str, float]]:
+def explained_out(truth: Truth, got: Tensor, output: DType, cases: int) -> list[Explained] | None:
+    """What O needs, raw as the kernel wrote it, in each of so many cases that are stacked along the
+    batch; None where no order of keys is declared, or O has no elements."""
+    if truth.interval is None or not got.numel():
+        return None
+    return explanations(got, truth.interval, output, cases, truth.empty[..., None])
+
+
+def judge_out(
+    trial: Trial, got: Tensor, own: Explained | None
+) -> tuple[Finding | None, dict[str, float]]:
     """The finding against O, raw as the kernel wrote it, and its measures: `lattice_out`, the
     largest part that an element needs of how far it may lie from the middle; `single_out`, of the
-    elements that are asked, the share for which one stored number alone is accepted.  Nothing for a
-    function that declares no order of keys.
+    elements that are asked, the share for which one stored number alone is accepted.
 
-    A declaration says what a kernel rounds at most, and a tile may have fewer rows than the config
-    says; but all elements must be explained by one declaration.
+    own: what O needs under the declaration itself; None for a function that declares no order of
+    keys.  A declaration says what a kernel rounds at most, and a tile may have fewer rows than the
+    config says; but all elements must be explained by one declaration.
     """
-    truth = trial.known_truth
-    if truth.interval is None or trial.declaration.undeclared or not got.numel():
+    if own is None:
         return None, {}
-    output = trial.problem.format_out
-    ratio = needed(truth, got, output)
-    count = acceptable(truth.interval.middle, truth.interval.reach, output)
-    if bool(truth.empty.any()):
-        count.masked_fill_(truth.empty[..., None], 0)
-    asked = int((count > 0).sum())
-    found = {"lattice_out": float(ratio.max())}
-    if asked:
-        found["single_out"] = int((count == 1).sum()) / asked
-    if found["lattice_out"] <= 1:
+    output, found = trial.problem.format_out, own.measures("out")
+    if own.largest <= 1:
         return None, found
     for numerics, config in finer(trial.declaration.numerics, trial.config, trial.problem.dtype):
         least = float(needed(trial.truth_under(numerics, config), got, output).max())
         found["lattice_out"] = min(found["lattice_out"], least)
         if least <= 1:
             return None, found
-    return _finding(got, truth.interval, ratio), found
+    span = trial.known_truth.interval
+    assert span is not None
+    return _finding(got, span, own.ratio), found
 
 
-def judge_lse(trial: Trial, got: Tensor) -> tuple[Finding | None, dict[str, float]]:
+def explained_lse(truth: Truth, got: Tensor, base2: bool, cases: int) -> list[Explained] | None:
+    """The same of the LSE, raw as the kernel wrote it; None where its last steps are not
+    declared."""
+    span = _lse_span(truth, base2)
+    if span is None or not got.numel():
+        return None
+    return explanations(got, span, dtype_named("float32"), cases)
+
+
+def judge_lse(
+    trial: Trial, got: Tensor, own: Explained | None
+) -> tuple[Finding | None, dict[str, float]]:
     """The same of the LSE, raw as the kernel wrote it, whose last steps are declared
     (docs/tolerance.md, *LSE*): `lattice_lse` and `single_lse`."""
-    truth = trial.truth
-    if truth.lse_reach is None or trial.declaration.undeclared or not got.numel():
+    if own is None:
         return None, {}
-    base2 = trial.declaration.contract.lse == "base2"
-    lse = truth.lse.nan_to_num(neginf=0.0)
-    middle, reach = (base2_reach if base2 else natural_reach)(lse, truth.lse_reach)
-    output = dtype_named("float32")
-    ratio = explained(got, middle, reach, output)
-    count = acceptable(middle, reach, output)
-    found = {"lattice_lse": float(ratio.max())}
-    if bool((count > 0).any()):
-        found["single_lse"] = int((count == 1).sum()) / int((count > 0).sum())
-    if found["lattice_lse"] <= 1:
+    found, ratio = own.measures("lse"), own.ratio
+    if own.largest <= 1:
         return None, found
+    span = _lse_span(trial.truth, trial.declaration.contract.lse == "base2")
+    assert span is not None
     index = worst(ratio)
-    value, exact, most = float(got[index]), float(middle[index]), float(reach[index])
+    value, exact, most = float(got[index]), float(span.middle[index]), float(span.reach[index])
     finding = Finding(
         oracle="bound",
         message=(
@@ -89,6 +96,14 @@ def judge_lse(trial: Trial, got: Tensor) -> tuple[Finding | None, dict[str, floa
         total=ratio.numel(),
     )
     return finding, found
+
+
+def _lse_span(truth: Truth, base2: bool) -> Interval | None:
+    """Where the LSE lies before its last rounding, if its last steps are declared."""
+    if truth.lse_reach is None:
+        return None
+    lse = truth.lse.nan_to_num(neginf=0.0)
+    return Interval(*(base2_reach if base2 else natural_reach)(lse, truth.lse_reach))
 
 
 def natural_reach(lse: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verify.evidence import Finding
 from verify.judging.findings import place, worst
-from verify.judging.lattice import acceptable, explained
+from verify.judging.lattice import Explained, explained
 from verify.judging.trial import Trial
 from verify.tolerance.backward import GradientTruth
 from verify.tolerance.intervals import Interval
@@ -31,22 +31,19 @@ class KnownRoundings:
     trial: Trial
     _made: list[GradientTruth] = field(default_factory=list)
 
-    def judge(self, name: str, got: Tensor) -> tuple[Finding | None, dict[str, float]]:
+    def judge(
+        self, name: str, got: Tensor, own: Explained | None
+    ) -> tuple[Finding | None, dict[str, float]]:
         """The finding against "dq", "dk" or "dv", and its measures: `lattice`, the
         largest part that an element needs of how far it may lie from the middle; `single`, of the
-        elements that are asked, the share for which one stored number alone is accepted.  Nothing
-        for a function without a declaration."""
-        intervals, output = self.trial.known_gradients.intervals, self.trial.problem.format
-        if intervals is None or self.trial.declaration.undeclared or not got.numel():
+        elements that are asked, the share for which one stored number alone is accepted.
+
+        own: what the tensor needs under the declaration itself; None for a function without one.
+        """
+        if own is None:
             return None, {}
-        own = intervals[name]
-        ratio = explained(got, own.middle, own.reach, output)
-        count = acceptable(own.middle, own.reach, output)
-        asked = int((count > 0).sum())
-        found = {f"lattice_{name}": float(ratio.max())}
-        if asked:
-            found[f"single_{name}"] = int((count == 1).sum()) / asked
-        if found[f"lattice_{name}"] <= 1:
+        output, found = self.trial.problem.format, own.measures(name)
+        if own.largest <= 1:
             return None, found
         for other in self._alternatives():
             assert other.intervals is not None
@@ -55,7 +52,9 @@ class KnownRoundings:
             found[f"lattice_{name}"] = min(found[f"lattice_{name}"], least)
             if least <= 1:
                 return None, found
-        return _finding(name, got, own, ratio), found
+        intervals = self.trial.known_gradients.intervals
+        assert intervals is not None
+        return _finding(name, got, intervals[name], own.ratio), found
 
     def _alternatives(self) -> Iterator[GradientTruth]:
         declared = self.trial.declaration.gradients

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import DType
 from verify.arithmetic.rounding import nearest, power_of_two
 from verify.tolerance.extremes import below
+from verify.tolerance.intervals import Interval
 
 
 def explained(got: Tensor, middle: Tensor, reach: Tensor, output: DType) -> Tensor:
@@ -37,6 +40,47 @@ def explained(got: Tensor, middle: Tensor, reach: Tensor, output: DType) -> Tens
     ratio = torch.where(off == 0, 0.0, off / reach)
     ratio = torch.where(value.isnan(), torch.inf, ratio)
     return torch.where(reach == torch.inf, 0.0, ratio)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What one tensor of a case needs of how far it may lie from the middle, elementwise; the
+    largest; of how many elements something is asked; and for how many of these one stored number
+    alone is accepted."""
+
+    ratio: Tensor
+    largest: float
+    asked: int
+    single: int
+
+    def measures(self, name: str) -> dict[str, float]:
+        """`lattice`, and `single` if anything is asked, named after the tensor."""
+        found = {f"lattice_{name}": self.largest}
+        if self.asked:
+            found[f"single_{name}"] = self.single / self.asked
+        return found
+
+
+def explanations(
+    got: Tensor, span: Interval, output: DType, cases: int, hidden: Tensor | None = None
+) -> list[Explained]:
+    """Of each of so many cases whose tensors, not empty, are stacked along the batch.
+
+    span: where the numbers lie before their last rounding; hidden: elements that are not asked,
+    bool, broadcastable.
+    """
+    ratio = explained(got, span.middle, span.reach, output)
+    count = acceptable(span.middle, span.reach, output)
+    if hidden is not None and bool(hidden.any()):
+        ratio.masked_fill_(hidden, 0.0)
+        count.masked_fill_(hidden, 0)
+    count, largest = count.view(cases, -1), ratio.view(cases, -1).amax(1)
+    numbers = torch.stack([largest, *((x.sum(1).double()) for x in (count > 0, count == 1))], 1)
+    parts = ratio.view(cases, -1, *ratio.shape[1:])
+    return [
+        Explained(own, most, int(asked), int(single))
+        for own, (most, asked, single) in zip(parts, numbers.tolist(), strict=True)
+    ]
 
 
 def acceptable(middle: Tensor, reach: Tensor, output: DType) -> Tensor:

@@ -15,6 +15,7 @@ fails or not for itself.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol, TypeVar, cast
@@ -179,7 +180,7 @@ def stacks(
         else:
             kinds.append((shape, [case]))
     for _, members in kinds:
-        most = _MOST[device_for(cost * products(members)).type] / cost
+        most = _most(members, cost)
         stack: list[C] = []
         for case in members:
             if stack and sum(_size(other.problem) for other in (*stack, case)) > most:
@@ -187,6 +188,14 @@ def stacks(
                 stack = []
             stack.append(case)
         yield from _several(stack)
+
+
+def _most(members: Sequence[C], cost: float) -> float:
+    """Numbers of one stack of these cases: those of a GPU if a full stack is worth one."""
+    most = _MOST["cuda"] / cost
+    sizes = itertools.accumulate(_size(case.problem) for case in members)
+    full = [case for case, size in zip(members, sizes, strict=True) if size <= most]
+    return _MOST[device_for(cost * products(full)).type] / cost
 
 
 def _several(stack: list[C]) -> Iterator[list[C]]:
@@ -251,6 +260,26 @@ def parts_of(whole: W, counts: Sequence[int]) -> Iterator[W]:
         own = slice(start, start + count)
         start += count
         yield replace(whole, **{f.name: _cut(getattr(whole, f.name), own) for f in fields(whole)})
+
+
+def joined(parts: Sequence[W]) -> W:
+    """Truths of one shape as one, in their order: what `parts_of` cuts apart."""
+    if len(parts) == 1:
+        return parts[0]
+    names = [f.name for f in fields(parts[0])]
+    return replace(parts[0], **{name: _join([getattr(x, name) for x in parts]) for name in names})
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    """Tensors, or several of each, put together along the batch; None if the first is."""
+    first = parts[0]
+    if isinstance(first, Interval):
+        return Interval(_join([x.middle for x in parts]), _join([x.reach for x in parts]))
+    if isinstance(first, tuple):
+        return tuple(_join(each) for each in zip(*parts, strict=True))
+    if isinstance(first, dict):
+        return {name: _join([x[name] for x in parts]) for name in first}
+    return None if first is None else torch.cat(list(parts))
 
 
 def _cut(x: Any, own: slice) -> Any:

@@ -20,13 +20,12 @@ roundings.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from references.row_blocks import RowBlock
-from verify.arithmetic.dtypes import dtype_named
 from verify.evidence import Finding
-from verify.judging.comparison import compare, excess, quantisation, summary, ulps
+from verify.judging.compared import compare_saved, results_of
+from verify.judging.comparison import excess, quantisation
 from verify.judging.findings import Ruling
 from verify.judging.known_forward import judge_lse, judge_out
 from verify.judging.known_roundings import KnownRoundings
@@ -43,62 +42,59 @@ def judge(trial: Trial) -> Ruling:
     others."""
     run, truth = trial.first, trial.known_truth
     assert run.out is not None
-    live = ~truth.empty
+    results = results_of(trial).tensors
     measures: dict[str, float] = {"seqlen_kv": float(trial.problem.seqlen_kv)}
-    output = trial.problem.format_out
-    out = compare(run.out, truth.out, truth.out_bound, output)
-    out = out.among(live[..., None])
-    finding = excess("bound", "out", run.out, truth.out, truth.out_bound, out)
-    measures |= summary("out", out, truth.out, truth.out_bound)
-    measures |= ulps("out", out.error, (truth.out, truth.out_bound), live, output)
+    out = results["out"]
+    finding = None
+    if not out.worst <= 1:
+        finding = excess("bound", "out", run.out, truth.out, truth.out_bound, out.comparison)
+    measures |= out.measures
     if trial.problem.scaled_output is not None:
-        measures |= quantisation("out", out.error, truth.out, live, output)
-    if truth.best_out_bound is not None and bool(live.any()):
+        measures |= quantisation(
+            "out", out.comparison.error, truth.out, ~truth.empty, trial.problem.format_out
+        )
+    if truth.best_out_bound is not None and not bool(truth.empty.all()):
         positive = truth.best_out_bound > 0
         if bool(positive.any()):
             measures["bound_ratio"] = float(
                 (truth.out_bound[positive] / truth.best_out_bound[positive]).median()
             )
     if finding is None:
-        finding, found = judge_out(trial, run.out)
+        finding, found = judge_out(trial, run.out, out.explained)
         measures |= found
     if run.lse is not None:
-        natural = trial.natural_lse(run.lse)
-        lse = compare(
-            natural, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32")
-        ).among(live)
-        finding = finding or excess("bound", "lse", natural, truth.lse, truth.lse_bound, lse)
+        lse = results["lse"]
+        if finding is None and not lse.worst <= 1:
+            natural = trial.natural_lse(run.lse)
+            finding = excess("bound", "lse", natural, truth.lse, truth.lse_bound, lse.comparison)
         if finding is None:
-            finding, found = judge_lse(trial, run.lse)
+            finding, found = judge_lse(trial, run.lse, lse.explained)
             measures |= found
-        measures |= summary("lse", lse, truth.lse, truth.lse_bound)
-        if bool(live.any()):
-            # near 0 an ulp is no useful unit: LSE is the sum of two larger terms
-            size = truth.lse[live].abs().clamp(min=1.0)
-            ulp = torch.exp2(torch.floor(torch.log2(size)) - 23)
-            measures["lse_ulp"] = float((lse.error[live] / ulp).nan_to_num(nan=torch.inf).max())
+        measures |= lse.measures
     read: list[RowBlock] = []
     measures |= forward_measures(trial, read)
     # a case that fails certifies nothing
-    power = forward_power(trial, out.error, read) if finding is None else {}
+    power = forward_power(trial, out.comparison.error, read) if finding is None else {}
     return Ruling(finding, measures | power)
 
 
 def judge_backward(trial: Trial) -> Ruling:
     """Check r <= 1 for every element, and that it is a rounding of what known numbers give.  The
     errors of the saved O and LSE are known and allowed for, if they are within their own bounds."""
-    finding = None if trial.own_softmax else _saved(trial)
+    results = results_of(trial)
+    finding = None if results.saved <= 1 else _saved(trial)
     if finding is not None:
         return Ruling(finding)
     truth, measures = trial.known_gradients, {"seqlen_kv": float(trial.problem.seqlen_kv)}
     known = KnownRoundings(trial)
     for number, (name, got) in enumerate(trial.first.outputs.items()):
         want, bound = getattr(truth, name), getattr(truth, f"{name}_bound")
-        compared = compare(got, want, bound, trial.problem.format)
-        measures |= summary(name, compared, want, bound)
-        finding = finding or excess("gradient_bound", name, got, want, bound, compared)
+        own = results.tensors[name]
+        measures |= own.measures
+        if finding is None and not own.worst <= 1:
+            finding = excess("gradient_bound", name, got, want, bound, own.comparison)
         if finding is None:
-            finding, found = known.judge(name, got)
+            finding, found = known.judge(name, got, own.explained)
             measures |= found
         if truth.best_bounds is not None and number == 0:
             measures |= _leniency(bound, truth.best_bounds[number])
@@ -111,18 +107,11 @@ def _saved(trial: Trial) -> Finding | None:
     saved, truth = trial.saved, trial.truth
     assert saved.out is not None
     assert saved.lse is not None
-    live = ~truth.empty
-    natural = torch.where(live, trial.natural_lse(saved.lse), 0.0)
-    lse = truth.lse.nan_to_num(neginf=0.0)
-    compared = compare(
-        saved.out,
-        truth.out,
-        torch.where(live[..., None], truth.out_bound, torch.inf),
-        trial.problem.format_out,
-    )
-    finding = excess("gradient_bound", "saved out", saved.out, truth.out, truth.out_bound, compared)
-    compared = compare(natural, lse, truth.lse_bound, dtype_named("float32"))
-    return finding or excess("gradient_bound", "saved lse", natural, lse, truth.lse_bound, compared)
+    natural = trial.natural_lse(saved.lse)
+    out, of_lse = compare_saved(truth, saved.out, natural, trial.problem.format_out)
+    finding = excess("gradient_bound", "saved out", saved.out, truth.out, truth.out_bound, out)
+    natural, lse = natural.masked_fill(truth.empty, 0.0), truth.lse.nan_to_num(neginf=0.0)
+    return finding or excess("gradient_bound", "saved lse", natural, lse, truth.lse_bound, of_lse)
 
 
 def _leniency(bound: Tensor, best: Tensor) -> dict[str, float]:

@@ -117,32 +117,30 @@ def summed_bounds(trial: Trial, one: Invariant) -> Tensor:
     """Return the sum of the elements' bounds in an invariant, which the exact gradients obey
     exactly; infinite if an element may be infinite."""
     p, truth = trial.problem, trial.gradients
-    dq_bound, dk_bound, dv_bound = (
-        bound.masked_fill(exact.abs() + bound >= p.format.overflow, math.inf)
-        for exact, bound in (
-            (truth.dq, truth.dq_bound),
-            (truth.dk, truth.dk_bound),
-            (truth.dv, truth.dv_bound),
-        )
-    )
-    q, k, v = (x.double().abs() for x in trial.expanded)
+
+    def bound(name: str) -> Tensor:
+        exact, most = getattr(truth, name), getattr(truth, f"{name}_bound")
+        found: Tensor = most.masked_fill(exact.abs() + most >= p.format.overflow, math.inf)
+        return found
+
+    def size(n: int) -> Tensor:
+        return trial.expanded[n].double().abs()
 
     def fold(x: Tensor) -> Tensor:
         return x.reshape(p.batch, p.heads_kv, p.group, *x.shape[2:]).sum(2)
 
-    if one.name == "dv":
-        return dv_bound.sum(2)
-    if one.name == "dk":
-        return dk_bound.sum(2)
+    if one.name in ("dv", "dk"):
+        return bound(one.name).sum(2)
     if one.name == "dq":
-        found = fold((q * dq_bound).sum((2, 3))) + (k * dk_bound).sum((2, 3))
+        found = fold((size(0) * bound("dq")).sum((2, 3))) + (size(1) * bound("dk")).sum((2, 3))
     else:
         off = (
             (trial.start[0].double() - trial.truth.out)
             .abs()
             .masked_fill(trial.truth.empty[..., None], 0.0)
         )
-        found = fold((trial.dout.double().abs() * off).sum((2, 3))) + (v * dv_bound).sum((2, 3))
+        found = fold((trial.dout.double().abs() * off).sum((2, 3)))
+        found = found + (size(2) * bound("dv")).sum((2, 3))
     return found.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -231,7 +232,7 @@ class Problem:
         given = [part.kv_lengths for part in self.mask.atoms if isinstance(part, Lengths)]
         return tuple(min(lengths) for lengths in zip(whole, *given, strict=True))
 
-    @property
+    @cached_property
     def name(self) -> str:
         """One line that `Problem.parse` reads back; fields at their defaults are left out."""
         return ",".join(f"{key}={text}" for key, text in self._texts())

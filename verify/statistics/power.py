@@ -10,7 +10,8 @@ a proof, and the largest ones are near the best.  Nothing here changes a verdict
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,11 @@ from torch import Tensor
 
 from references.row_blocks import RowBlock, row_blocks
 from verify.arithmetic.dtypes import DType, dtype_named
+from verify.judging.compared import together
+from verify.judging.launch import Launch
+from verify.judging.stacked import joined
 from verify.judging.trial import Trial
+from verify.judging.truth import Truth
 from verify.problem import Problem
 from verify.statistics.rows import chosen, unsuited
 
@@ -27,6 +32,7 @@ from verify.statistics.rows import chosen, unsuited
 TUTORIAL = (1e-2, 0.0)
 CLOSE = {"float16": (1e-5, 1e-3), "bfloat16": (1e-5, 1.6e-2), "float32": (1e-5, 1.3e-6)}
 
+_NOTE = "power"
 _ROWS = 16  # of a block that statistics have read, at least one of each head
 _COLUMNS = 4  # of a row, where a lost key is looked for
 _ALONE = 2.0**-20  # a row whose other keys weigh less has no O without its heaviest
@@ -46,6 +52,17 @@ class Largest(NamedTuple):
         return Largest(*(x.gather(-1, at).flatten().double() for x in (want, bound, got)))
 
 
+@dataclass(frozen=True)
+class _Strengths:
+    """What the results of a case show without its weights, of that launch and truth; those of O
+    and, if there is an LSE, those of the LSE."""
+
+    run: Launch
+    truth: Truth
+    out: Mapping[str, float]
+    lse: Mapping[str, float] | None
+
+
 def forward_power(trial: Trial, error: Tensor, read: Sequence[RowBlock]) -> dict[str, float]:
     """The strengths that the trial's first run certifies, `power_CLASS`, and what other rules need,
     `tutorial_CLASS` and `close_CLASS`; a class without a finite strength has none.  None is derived
@@ -58,25 +75,58 @@ def forward_power(trial: Trial, error: Tensor, read: Sequence[RowBlock]) -> dict
     if run.out is None or p.scaled_output is not None or not bool((~truth.empty).any()):
         return {}
     with trial.clock.timed("power"):
-        live = (~truth.empty).flatten()
-        largest = Largest.of(truth.out, truth.out_bound, run.out)
-        margin = margin_of(largest.want, largest.bound, p.format_out).masked_fill_(~live, torch.inf)
-        found = {"power_out": smallest(largest.got - largest.want, margin, largest.got)}
-        found |= of_a_factor(p.dtype_out, "out", largest.want)
-        # What every element of a row stays within, whichever of them is off
-        most = torch.add(truth.out_bound, error).amax(-1).flatten()
-        margin = margin_of(largest.want, most, p.format_out)
-        size = torch.linalg.vector_norm(run.out, dim=-1, dtype=torch.float64).flatten()
-        needed = margin.mul_(math.sqrt(p.head_dim_v)).div_(size)[live]
-        found["power_element"] = float(needed.nan_to_num(nan=torch.inf).max())
+        own = trial.notes.get(_NOTE)
+        if not isinstance(own, _Strengths) or own.run is not run or own.truth is not truth:
+            own = _strengths([trial], [error])[0]
+        found = dict(own.out)
         lse = None if run.lse is None else trial.natural_lse(run.lse)
         of_scores = [_of_scores(p, block, trial, lse) for block in read or _rows(trial)]
-        if lse is not None:
-            of_scores.append(_of_lse(p, trial, lse))
-        for strengths in of_scores:
+        for strengths in (*of_scores, own.lse or {}):
             for name, e in strengths.items():
                 found[name] = min(found.get(name, math.inf), e)
     return finite(found)
+
+
+def certify_together(stack: Sequence[Trial], errors: Sequence[Tensor]) -> None:
+    """Compute the strengths of cases of one shape and kernel together, and give each its part.
+    errors: as `forward_power` gets them."""
+    if stack[0].problem.scaled_output is not None:
+        return
+    for trial, own in zip(stack, _strengths(stack, errors), strict=True):
+        trial.notes[_NOTE] = own
+
+
+def _strengths(stack: Sequence[Trial], errors: Sequence[Tensor]) -> list[_Strengths]:
+    p, cases = stack[0].problem, len(stack)
+    whole = joined([trial.truth for trial in stack])
+    error, out = (together(x) for x in (errors, [t.first.outputs["out"] for t in stack]))
+    live = (~whole.empty).flatten()
+    largest = Largest.of(whole.out, whole.out_bound, out)
+    margin = margin_of(largest.want, largest.bound, p.format_out).masked_fill_(~live, torch.inf)
+    error_out = largest.got - largest.want
+    found = {"power_out": smallest_of(error_out, margin, largest.got, cases)}
+    found |= of_factors(p.dtype_out, "out", largest.want, cases)
+    # What every element of a row stays within, whichever of them is off
+    most = torch.add(whole.out_bound, error).amax(-1).flatten()
+    margin = margin_of(largest.want, most, p.format_out)
+    size = torch.linalg.vector_norm(out, dim=-1, dtype=torch.float64).flatten()
+    needed = margin.mul_(math.sqrt(p.head_dim_v)).div_(size).nan_to_num_(nan=torch.inf)
+    of_rows = needed.masked_fill_(~live, -torch.inf).view(cases, -1)
+    found["power_element"] = of_rows.amax(1)
+    of_lse: Sequence[Mapping[str, float] | None] = [None] * cases
+    if stack[0].first.lse is not None:
+        natural = stack[0].natural_lse(together([t.first.outputs["lse"] for t in stack]))
+        of_lse = _of_lse(p, whole, natural, cases)
+    return [
+        _Strengths(trial.first, trial.truth, own, lse)
+        for trial, own, lse in zip(stack, told(found), of_lse, strict=True)
+    ]
+
+
+def told(found: Mapping[str, Tensor]) -> list[dict[str, float]]:
+    """Numbers of cases, (cases) by name, as those of each case."""
+    rows = torch.stack(list(found.values()), 1).tolist()
+    return [dict(zip(found, row, strict=True)) for row in rows]
 
 
 def _rows(trial: Trial) -> list[RowBlock]:
@@ -90,16 +140,16 @@ def _rows(trial: Trial) -> list[RowBlock]:
     return list(row_blocks(*trial.expanded, p.attention, rows=rows)) if len(rows) else []
 
 
-def _of_lse(p: Problem, trial: Trial, got: Tensor) -> dict[str, float]:
-    """The classes whose response is a function of the LSE, from all rows; got: natural."""
-    truth = trial.truth
+def _of_lse(p: Problem, truth: Truth, got: Tensor, cases: int) -> list[dict[str, float]]:
+    """The classes whose response is a function of the LSE, from all rows of each of so many cases;
+    got: natural."""
     error, margin = _lse_error(got, truth.lse, truth.lse_bound)
-    found = {"power_lse": smallest(error, margin, torch.ones_like(margin))}
+    found = {"power_lse": smallest_of(error, margin, torch.ones_like(margin), cases)}
     if p.score_mod is None:
-        keys = torch.tensor(p.kv_lengths(), dtype=torch.float64)[:, None, None]
-        e = smallest(error, margin, _least_response(truth.lse, keys))
-        found["power_scale"] = e if e <= 1 else math.inf
-    return found
+        keys = torch.tensor(p.kv_lengths() * cases, dtype=torch.float64)[:, None, None]
+        e = smallest_of(error, margin, _least_response(truth.lse, keys), cases)
+        found["power_scale"] = torch.where(e <= 1, e, torch.inf)
+    return told(found)
 
 
 def _least_response(lse: Tensor, keys: Tensor) -> Tensor:
@@ -235,8 +285,15 @@ def smallest(error: Tensor, margin: Tensor, response: Tensor, curve: Tensor | No
     error: the element's own; response: what it changes by per unit of e, to first order; curve: at
     most this times e^2 is the rest.  The best element counts for each sign, and the worse sign.
     """
+    return float(smallest_of(error, margin, response, 1, curve))
+
+
+def smallest_of(
+    error: Tensor, margin: Tensor, response: Tensor, cases: int, curve: Tensor | None = None
+) -> Tensor:
+    """`smallest` of each of so many cases that are stacked along the batch, (cases)."""
     if not error.numel():
-        return math.inf
+        return error.new_full((cases,), math.inf, dtype=torch.float64)
     signed = torch.copysign(error, error * response)
     size = response.abs()
     need = torch.stack([margin - signed, margin + signed])  # of a fault of either sign
@@ -245,29 +302,43 @@ def smallest(error: Tensor, margin: Tensor, response: Tensor, curve: Tensor | No
     else:
         root = size.square() - 4 * curve * need
         e = torch.where(root >= 0, 2 * need / (size + root.clamp(min=0.0).sqrt()), torch.inf)
-    return float(e.nan_to_num(nan=torch.inf).flatten(1).amin(1).amax())
+    return e.nan_to_num(nan=torch.inf).view(2, cases, -1).amin(2).amax(0)
 
 
-def of_a_factor(dtype: str, name: str, want: Tensor) -> dict[str, float]:
-    """`_rules` of a tensor that is multiplied by 1 + e: its largest element needs the least."""
-    most = want.abs().amax()
-    return _rules(dtype, name, most, most)
+def of_factors(dtype: str, name: str, want: Tensor, cases: int) -> dict[str, Tensor]:
+    """The strength at which other rules hear that a tensor is multiplied by 1 + e, (cases): its
+    largest element needs the least.  want: (elements), cases one after the other."""
+    most = want.abs().view(cases, -1).amax(1)
+    return {key: strength(pair, most, most) for key, pair in _pairs(dtype, name).items()}
 
 
 def _rules(dtype: str, name: str, want: Tensor, response: Tensor) -> dict[str, float]:
     """The strength at which a comparison with absolute and relative tolerances hears such a fault
     in an otherwise exact kernel."""
-    found = {}
     size = response.abs()
-    for rule, pair in (("tutorial", TUTORIAL), ("close", CLOSE.get(dtype))):
-        if pair is None or not response.numel():
-            continue
-        if not pair[1]:
-            e = pair[0] / size.max()
-        else:
-            e = (pair[1] * want.abs()).add_(pair[0]).div_(size).min()
-        found[f"{rule}_{name}"] = float(e)
+    if not response.numel():
+        return {}
+    found = {}
+    for key, pair in _pairs(dtype, name).items():
+        # The largest response needs the least, if the tolerance is the same everywhere.
+        found[key] = float(strength(pair, want, size).min())
     return found
+
+
+def _pairs(dtype: str, name: str) -> dict[str, tuple[float, float]]:
+    """The tolerances of each rule that there is in that dtype, by the name of its strength."""
+    rules = {f"tutorial_{name}": TUTORIAL}
+    if dtype in CLOSE:
+        rules[f"close_{name}"] = CLOSE[dtype]
+    return rules
+
+
+def strength(pair: tuple[float, float], want: Tensor, response: Tensor) -> Tensor:
+    """What each element needs under absolute and relative tolerances; response: not negative."""
+    absolute, relative = pair
+    if not relative:
+        return absolute / response
+    return (relative * want.abs()).add_(absolute).div_(response)
 
 
 def finite(found: dict[str, float]) -> dict[str, float]:

@@ -42,9 +42,14 @@ _BESIDE_INTEGERS = (
 )
 
 
+_UNQUANTISED = Quantised()
+
+
 def check_declared(numerics: Numerics, problem: Problem) -> None:
     """Raise ValueError for what no bound is derived for beside integers that the kernel makes."""
     declared = numerics.quantised
+    if declared == _UNQUANTISED:
+        return
     defaults = leaves(Numerics())
     if declared.products == "none":
         for path in leaves(declared):

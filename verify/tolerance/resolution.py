@@ -4,7 +4,7 @@ backward shares."""
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -87,19 +87,24 @@ def block_count(length: int, size: int) -> int:
     return math.ceil(max(length, 1) / size) if size else 1
 
 
-# The oracles of one case ask the same again.
-_RECENT: deque[tuple[tuple[Numerics, Config, Problem, str], ForwardArithmetic]] = deque(maxlen=8)
+# The oracles of one case ask the same again, and cases that are judged beside each other in turn.
+_Asked = tuple[Numerics, Config, Problem, str]
+_RECENT: OrderedDict[tuple[int, ...], tuple[_Asked, ForwardArithmetic]] = OrderedDict()
+_MOST_RECENT = 128
 
 
 def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> ForwardArithmetic:
     """Numerics as declared, for this config, problem and arch.  Raises ValueError naming what is
     unknown or not derived."""
     asked = (numerics, config, problem, arch)
-    for known, found in tuple(_RECENT):
-        if all(a is b for a, b in zip(known, asked, strict=True)):
-            return found
+    key = tuple(map(id, asked))  # of objects that an entry keeps alive
+    known = _RECENT.get(key)
+    if known is not None:
+        return known[1]
     found = _resolved(*asked)
-    _RECENT.append((asked, found))
+    _RECENT[key] = asked, found
+    while len(_RECENT) > _MOST_RECENT:
+        _RECENT.popitem(last=False)
     return found
 
 

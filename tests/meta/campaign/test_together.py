@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from verify.machine import settings
 from verify.machine.settings import SIBLINGS, SettingError
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
+from verify.tolerance import resolution
 
 PROBLEM = Problem(
     heads_q=2, heads_kv=2, seqlen_q=11, seqlen_kv=40, head_dim=16, dtype="float16", seed=9
@@ -74,6 +76,29 @@ def test_a_trial_takes_the_answers_to_its_own_questions_alone() -> None:
     assert asked.beside("another", PROBLEM).answers == []
 
 
+def test_the_arithmetic_of_cases_that_ask_in_turn_is_resolved_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resolved: list[str] = []
+    make = resolution._resolved
+
+    def counted(*asked: Any) -> Any:
+        resolved.append(asked[2].name)
+        return make(*asked)
+
+    monkeypatch.setattr(resolution, "_resolved", counted)
+    trials = [trial_of(PROBLEM.but(seed=n)) for n in range(32)]
+    for _ in range(3):
+        found = [trial.arithmetic for trial in trials]
+    assert resolved == [trial.problem.name for trial in trials]
+    assert found[0] == make(
+        trials[0].declaration.numerics, trials[0].config, trials[0].problem, trials[0].arch
+    )
+    for n in range(2 * resolution._MOST_RECENT):
+        assert trial_of(PROBLEM.but(seed=100 + n)).arithmetic == found[0]
+    assert len(resolution._RECENT) == resolution._MOST_RECENT
+
+
 def test_what_cannot_be_prepared_is_left_to_its_own_case() -> None:
     trials = [trial_of(PROBLEM.but(distribution="no_such_values"))]
     trials += [trial_of(PROBLEM), trial_of(PROBLEM.but(seed=17))]
@@ -102,10 +127,15 @@ def test_each_case_has_the_verdicts_that_it_has_alone(
     problems.insert(3, PROBLEM.but(distribution="v_mean"))
     wrong = {1: "bound", 3: "execution"}
     asked = []
-    stacks = together.answer
+    stacks, compare, compared = together.answer, together.compare_together, []
     monkeypatch.setattr(together, "answer", lambda cases: asked.append(stacks(cases)))
+    monkeypatch.setattr(
+        together, "compare_together", lambda trials: compared.extend(compare(trials)) or compared
+    )
     found = list(court.judge.judge_together(target, problems))
     assert asked == [6]
+    # Those of one kind that were launched before the one that ends its process.
+    assert [[trial.problem for trial in stack] for stack in compared] == [problems[0:3:2]]
     for number, (problem, verdicts) in enumerate(zip(problems, found, strict=True)):
         failed = [v.oracle for v in verdicts if v.outcome == "fail"]
         assert failed[:1] == ([wrong[number]] if number in wrong else [])

@@ -14,7 +14,7 @@ from references.quantisation import parse_quantisation
 from references.score_mods import Softcap
 from tests.harness.judge_devices import ARCHS, CONFIG, FORWARDS
 from tests.harness.stacks import neighbours
-from verify.judging import stacked
+from verify.judging import stacked, truth
 from verify.judging.stacked import Asked, answer, apart, excludes
 from verify.judging.truth import Truth, compute_truth
 from verify.problem import Problem
@@ -174,6 +174,31 @@ def test_only_cases_of_one_shape_and_arithmetic_share_a_stack(
     mixed = [plain[0], scaled[0], *alone, sharper[0], *plain[1:], sharper[1], scaled[1]]
     assert answer(mixed) == 8
     assert stacks == [plain[:2], plain[2:4], scaled, sharper]
+
+
+def test_the_size_of_the_whole_stack_says_where_it_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    products: list[float] = []
+
+    def on_device(asked: float, compute: Callable[[torch.device], list[Truth]]) -> list[Truth]:
+        products.append(asked)
+        return compute(torch.device("cpu"))
+
+    monkeypatch.setattr(stacked, "on_device", on_device)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    each = float(BASE.pairs * (BASE.head_dim + BASE.head_dim_v))
+    monkeypatch.setattr(truth, "_WORTH_A_GPU", 3.5 * each)
+    monkeypatch.setitem(stacked._MOST, "cpu", 2 * stacked._size(BASE))
+    assert answer(asked_of([BASE.but(seed=n) for n in range(4)], Numerics())) == 4
+    assert products == [4 * each]  # worth a GPU, which none of them is alone
+    assert truth.device_for(each).type == "cpu"
+    assert truth.device_for(products[0]).type == "cuda"
+    products.clear()
+    # No stack of these is worth a GPU, although all of them together are.
+    monkeypatch.setitem(stacked._MOST, "cuda", 3 * stacked._size(BASE))
+    assert answer(asked_of([BASE.but(seed=n) for n in range(4)], Numerics())) == 4
+    assert products == [2 * each, 2 * each]
 
 
 def test_what_a_stack_cannot_hold_is_named() -> None:

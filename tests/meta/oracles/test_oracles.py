@@ -25,6 +25,7 @@ from tests.harness.fake_trials import (
 from verify.arithmetic.dtypes import dtype_named
 from verify.cell.arena import Damage, fill
 from verify.cell.process import Reply
+from verify.judging.comparison import compare
 from verify.judging.findings import Ruling
 from verify.judging.launch import Launch
 from verify.judging.run_checks import execution, memory
@@ -140,11 +141,11 @@ def test_an_infinity_is_right_only_beyond_the_format() -> None:
     got, want, limit = (
         torch.tensor([case[i] for case in cases], dtype=torch.float64) for i in range(3)
     )
-    compared = bound.compare(got, want, limit, half)
+    compared = compare(got, want, limit, half)
     assert (compared.ratio <= 1).tolist() == [case[3] for case in cases]
     assert compared.worst == math.inf
     empty = torch.empty(0, dtype=torch.float64)
-    assert bound.compare(empty, empty, empty, half).worst == 0
+    assert compare(empty, empty, empty, half).worst == 0
 
 
 def test_a_lse_is_judged_in_the_base_of_its_contract() -> None:

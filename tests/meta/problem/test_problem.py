@@ -378,3 +378,12 @@ def test_a_replay_command_is_the_case_and_nothing_else() -> None:
         tensors(case.problem).named.values(), tensors(again.problem).named.values(), strict=True
     ):
         assert torch.equal(one.view(torch.int16), other.view(torch.int16))
+
+
+def test_a_name_is_made_once_and_is_of_its_own_problem() -> None:
+    problem = Problem.parse("sq=5,skv=7,d=8,dtype=float16,seed=3")
+    assert problem.name is problem.name
+    other = problem.but(seed=4)
+    assert other.name == problem.name.replace("seed=3", "seed=4")
+    assert Problem.parse(problem.name) == problem
+    assert hash(problem) == hash(problem.but(seed=3))

@@ -19,7 +19,8 @@ from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.fake_trials import OK, convicted, trial_of
 from tests.log_sum_sweep import SHAPES, judged, kernels
 from tests.meta.tolerance.test_tolerance import truth_of
-from verify.judging.known_forward import base2_reach, judge_lse, natural_reach
+from verify.evidence import Finding
+from verify.judging.known_forward import base2_reach, explained_lse, judge_lse, natural_reach
 from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.judging.truth import compute_truth
@@ -118,19 +119,25 @@ def test_an_lse_beyond_its_lattice_is_convicted_although_it_is_within_its_bound(
     contract = Contract(lse=base)
     right = (truth.lse * factor).float()
     honest = trial_for(problem, kernel, right, made.out, contract=contract)
-    assert judge_lse(honest, right)[0] is None
-    assert judge_lse(honest, right)[1]["lattice_lse"] < 1
+
+    def of_lattice(lse: Tensor) -> tuple[Finding | None, dict[str, float]]:
+        told = explained_lse(honest.truth, lse, base == "base2", 1)
+        assert told is not None
+        return judge_lse(honest, lse, told[0])
+
+    assert of_lattice(right)[0] is None
+    assert of_lattice(right)[1]["lattice_lse"] < 1
     # The largest number that the bound allows.
     far = torch.nextafter(
         ((truth.lse + truth.lse_bound) * factor).float(), torch.tensor(-torch.inf)
     )
     assert bool(((far.double() / factor - truth.lse).abs() <= truth.lse_bound).all())
-    finding, measures = judge_lse(honest, far)
+    finding, measures = of_lattice(far)
     if base == "base2":  # the bound has the product that is not made
         assert finding is not None
         assert "no rounding of ln 2 (m + log2 l)" in finding.message
         assert measures["lattice_lse"] > 1
-    beyond, _ = judge_lse(honest, ((truth.lse + 1.2 * truth.lse_bound) * factor).float())
+    beyond, _ = of_lattice(((truth.lse + 1.2 * truth.lse_bound) * factor).float())
     assert beyond is not None
 
 
