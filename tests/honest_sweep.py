@@ -46,10 +46,11 @@ class Journal:
             if line["model"] == MODEL and line.get("counting") == COUNTING:
                 self._count(line)
 
-    def add(self, name: str, found: Climbed, device: str) -> None:
-        """One more climb, made on that device."""
+    def add(self, name: str, found: Climbed, device: str, seconds: float) -> None:
+        """One more climb, made on that device in so many seconds of a core."""
         line = {"model": MODEL, "counting": COUNTING, "declared": name, **asdict(found)}
         line |= {"turn": self.turns[name], "device": device}
+        line["seconds"] = round(seconds, 3)
         self._count(line)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -114,9 +115,9 @@ def main(arguments: list[str] | None = None) -> int:
         name = min(chosen, key=least)
         if least(name) >= asked.elements:
             break
-        turn = journal.turns[name]
+        turn, begun = journal.turns[name], time.process_time()
         found = climb(chosen[name], turn, _BATCH[asked.device], asked.device)
-        journal.add(name, found, asked.device)
+        journal.add(name, found, asked.device, time.process_time() - begun)
         if any(found.refused.values()):
             print(f"REFUSED {found.refused} in climb {turn} of {name}", flush=True)
     print(*shown(chosen, journal.totals, asked.elements), sep="\n")
