@@ -48,20 +48,20 @@ BACKWARDS = (
 # Heads climb by themselves.  Most elements are of shapes with many rows of few keys: with a narrow
 # V for LSE, of which a row has one, with a wide one for O.  The others have longer sums, and masks.
 FORWARD_SHAPES = (
-    "hq=128,hkv=128,sq=512,skv=5,d=4",
+    "hq=128,hkv=128,sq=512,skv=5,d=4,dv=1",
     "hq=16,hkv=8,sq=64,skv=70,d=32,mask=window.40.0",
     "hq=32,hkv=32,sq=64,skv=24,d=8,dv=64,scale=1.0",
-    "hq=2048,hkv=2048,sq=16,skv=16,d=4,dv=1,mask=causal",
+    "hq=4096,hkv=4096,sq=16,skv=16,d=4,dv=1,mask=causal",
     "hq=128,hkv=128,sq=400,skv=9,d=8,dv=1,scale=1.0",
+    "hq=256,hkv=128,sq=200,skv=9,d=16,dv=3",
     "hq=24,hkv=24,sq=40,skv=64,d=24,mask=causal",
     "hq=24,hkv=24,sq=200,skv=40,d=16",
-    "hq=256,hkv=128,sq=200,skv=9,d=16,dv=3",
     "hq=128,hkv=128,sq=512,skv=7,d=8,dv=2",
     "hq=16,hkv=16,sq=8,skv=200,d=64",
     "hq=32,hkv=32,sq=256,skv=17,d=8",
 )
 BACKWARD_SHAPES = (
-    "hq=96,hkv=96,sq=24,skv=20,d=64",
+    "hq=64,hkv=64,sq=24,skv=20,d=64",
     "hq=16,hkv=8,sq=33,skv=40,d=16,mask=causal",
     "hq=12,hkv=12,sq=33,skv=50,d=24,mask=window.20.3",
     "hq=256,hkv=128,sq=16,skv=24,d=32,mask=causal",

@@ -66,7 +66,7 @@ def test_the_journals_of_shares_are_one_journal_together(
     asked = ["--only", "forward: ascending, sm_90", "--elements", "1000"]
     for share in ("0/2", "1/2"):
         own = str(tmp_path / share.replace("/", "of"))
-        assert honest_sweep.main([own, *asked, "--share", share]) == 0
+        assert honest_sweep.main([own, *asked, "--share", share, "--device", "cpu"]) == 0
     lines = [line for file in sorted(tmp_path.iterdir()) for line in file.open(encoding="utf-8")]
     old = {key: value for key, value in json.loads(lines[0]).items() if key != "counting"}
     whole = tmp_path / "whole"
