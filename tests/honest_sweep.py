@@ -102,6 +102,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=tuple(_BATCH), default="cpu", help="where it computes")
     parser.add_argument("--show", action="store_true", help="print the counts and run nothing")
     asked = parser.parse_args(arguments)
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no GPU")
     torch.set_num_threads(1)
     journal, end = Journal(asked.journal), time.monotonic() + asked.seconds
     first, step = map(int, asked.share.split("/"))

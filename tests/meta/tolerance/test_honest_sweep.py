@@ -80,6 +80,16 @@ def test_the_journals_of_shares_are_one_journal_together(
     assert "4 of 4 pairs" in said[4]
 
 
+def test_a_gpu_that_is_not_there_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        honest_sweep.main([str(tmp_path / "journal"), "--device", "cuda"])
+    assert "torch sees no GPU" in capsys.readouterr().err
+    assert not (tmp_path / "journal").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
