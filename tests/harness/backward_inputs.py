@@ -26,14 +26,19 @@ class Inputs:
     dout: Tensor
 
     @staticmethod
-    def of(problem: Problem) -> Inputs:
-        made = tensors(problem)
+    def of(problem: Problem, device: str = "cpu") -> Inputs:
+        """Those of the problem's distribution, made on that device with the same bits on each."""
+        made = tensors(problem, device)
         return Inputs(
             made.q.expand(problem.shape_q),
             made.k.expand(problem.shape_k),
             made.v.expand(problem.shape_v),
-            upstream(problem),
+            upstream(problem, device),
         )
+
+    def to(self, device: str) -> Inputs:
+        """The same on another device."""
+        return Inputs(*(x.to(device) for x in (self.q, self.k, self.v, self.dout)))
 
 
 def exact(problem: Problem, given: Inputs) -> Result:

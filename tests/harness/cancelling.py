@@ -73,9 +73,9 @@ def changed(given: Inputs, seed: int) -> Inputs:
     return Inputs(*(change(x) for x in (given.q, given.k, given.v, given.dout)))
 
 
-def ones(problem: Problem) -> dict[str, Tensor]:
+def ones(problem: Problem, device: str = "cpu") -> dict[str, Tensor]:
     """Factors of inputs that have none."""
-    return {name: torch.ones(problem.batch * problem.heads_q, 1, 1) for name in "qkv"}
+    return dict.fromkeys("qkv", torch.ones(problem.batch * problem.heads_q, 1, 1, device=device))
 
 
 def forward_ratios(
@@ -96,7 +96,8 @@ def what_is_saved(problem: Problem, kernel: BackwardKernel, luck: Luck, given: I
     one that computes its own softmax."""
     if kernel.numerics.softmax.source == "own":
         return exact(problem, given)
-    forward = Emulation(problem, kernel.forward, luck, ones(problem))
+    device = str(given.q.device)
+    forward = Emulation(problem, kernel.forward, luck, ones(problem, device), device=device)
     return forward.run(given.q, given.k, given.v)
 
 

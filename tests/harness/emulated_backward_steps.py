@@ -4,7 +4,7 @@ computes them, for `tests.harness.emulation_backward`."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -61,16 +61,22 @@ class BackwardKernel:
 
 @dataclass(frozen=True)
 class BackwardSteps:
-    """The steps of one kernel with one problem.  aim: as in `emulation_backward.emulate`."""
+    """The steps of one kernel with one problem.  aim: as in `emulation_backward.emulate`.  device:
+    where the inputs are."""
 
     problem: Problem
     kernel: BackwardKernel
     luck: Luck
     aim: str
+    device: str = field(default="cpu", kw_only=True)
 
     @property
     def numerics(self) -> GradientNumerics:
         return self.kernel.numerics
+
+    def number(self, value: float) -> Tensor:
+        """A constant in fp32, where the inputs are."""
+        return torch.tensor(value, device=self.device)
 
     @property
     def of_scores(self) -> str:
@@ -116,7 +122,7 @@ class BackwardSteps:
     ) -> Tensor:
         """start + weights @ operand, one block of terms after the other; scaled if it is summed in
         memory in 16 bits."""
-        total = torch.zeros(*weights.shape[:2], operand.shape[-1]) if start is None else start
+        total = weights.new_zeros(*weights.shape[:2], operand.shape[-1]) if start is None else start
         parts = list(self.blocks(weights.shape[-1], block))
         if self.kernel.fault == "drops the last block":
             parts = parts[:-1] if self.kernel.style == "chain" else parts[1:]
@@ -124,7 +130,7 @@ class BackwardSteps:
             if self.kernel.fault == "fp16 accumulation":
                 total = (total + weights[..., part] @ operand[:, part]).half().float()
             elif self.stored(self.aim):
-                share = self.dot(weights[..., part], operand[:, part], kind) * torch.tensor(scale)
+                share = self.dot(weights[..., part], operand[:, part], kind) * self.number(scale)
                 total = self.round(total + self.round(share, "input"), "input")
             elif self.kernel.style == "chain":
                 total = self.dot(weights[..., part], operand[:, part], kind, total)
@@ -169,7 +175,7 @@ class BackwardSteps:
         return fused_dot(a, b, unit, start, least_exponent(unit, kind))
 
     def finish(self, total: Tensor, scale: float) -> Tensor:
-        total = total * torch.tensor(scale)
+        total = total * self.number(scale)
         return total if self.kernel.wide else total.to(self.problem.format.torch)
 
     def round(self, x: Tensor, kind: str) -> Tensor:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import torch
@@ -68,19 +68,29 @@ class Kernel:
         return replace(self, **own, numerics=with_fields(self.numerics, **rest))
 
 
+def visible_pairs(p: Problem, device: torch.device) -> Tensor:
+    """The mask, (batch * heads_q, seqlen_q, seqlen_kv)."""
+    return p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv, device).flatten(0, 1)
+
+
 @dataclass(frozen=True)
 class Steps:
     """The steps of one kernel with one problem.  factors: of q, k and v, (batch * heads_q, 1 or
-    rows or keys, 1)."""
+    rows or keys, 1).  device: where they and the inputs are."""
 
     problem: Problem
     kernel: Kernel
     luck: Luck
     factors: dict[str, Tensor]
+    device: str = field(default="cpu", kw_only=True)
 
     @property
     def numerics(self) -> Numerics:
         return self.kernel.numerics
+
+    def number(self, value: float) -> Tensor:
+        """A constant in fp32, where the inputs are."""
+        return torch.tensor(value, device=self.device)
 
     @property
     def push(self) -> float:
@@ -127,7 +137,7 @@ class Steps:
         column, or as the kernel's `errors` say."""
         if self.kernel.errors == "random":
             made = torch.Generator().manual_seed(self.problem.seed)
-            return torch.randint(2, x.shape, generator=made).double() * 2 - 1
+            return torch.randint(2, x.shape, generator=made).to(x.device).double() * 2 - 1
         if self.kernel.errors in ("up", "down"):
             return torch.full_like(x, 1.0 if self.kernel.errors == "up" else -1.0).double()
         if self.kernel.errors == "V":
@@ -153,7 +163,7 @@ class Steps:
     def count(self, p: Tensor, start: Tensor, running: bool) -> Tensor:
         """The sum of the row sum so far and a block's."""
         if self.numerics.softmax.row_sum.of == "mma":
-            return self.weigh(p, torch.ones(p.shape[0], p.shape[2], 1), start)
+            return self.weigh(p, p.new_ones(p.shape[0], p.shape[2], 1), start)
         if self.numerics.softmax.row_sum.of == "rounded":
             p = self.rounded(p)
         return self.add_up(p, start) if running else start + self.add_up(p, torch.zeros_like(start))
@@ -216,7 +226,7 @@ class Steps:
         eight = self.kernel.eight if kind.startswith("float8") else ""
         unit = unit_for(self.kernel.arch, kind, accumulator, eight)
         if isinstance(unit, Promoted):
-            start = torch.zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start
+            start = a.new_zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start
             more = -a.shape[2] % len(unit.wiring.order)
             x, y = (functional.pad(z, (0, more)).to(getattr(torch, kind)) for z in (a, b.mT))
             return exact_dot(*torch.broadcast_tensors(x[:, :, None], y[:, None]), start, unit)
@@ -231,7 +241,7 @@ class Steps:
         for at in range(0, a.shape[2], step):
             part = fused_dot(a[:, :, at : at + step], b[:, at : at + step], unit, None, least)
             start = part if start is None else start + part
-        return torch.zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start
+        return a.new_zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start
 
     def divide(self, x: Tensor, total: Tensor) -> Tensor:
         """x / total with the allowed error; 0 for an empty row."""
@@ -249,7 +259,7 @@ class Steps:
         log = (log + self.push * (LOG_ERROR - U) * log.abs().clamp(min=1.0)).float()
         if self.kernel.style == "fused" and self.kernel.fault != "LSE keeps the scale of P":
             log = log - math.log2(self.probability_scale)
-        lse = top + log * torch.tensor(LN2) if natural else (top + log) * torch.tensor(LN2)
+        lse = top + log * self.number(LN2) if natural else (top + log) * self.number(LN2)
         return torch.where(total == 0, -math.inf, lse)[..., 0]
 
     def round(self, x: Tensor, dtype: str) -> Tensor:

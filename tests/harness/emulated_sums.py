@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.arithmetic.mma import Unit
+from verify.arithmetic.rounding import power_of_two
 
 _NOTHING = -900  # exponent of a zero term
+_NO_OPERAND = -5000  # of a zero operand, below every other with the largest of the other side
+# products at a time: on a CPU what caches hold
+_PART = {"cpu": 2**18, "cuda": 2**26, "meta": 2**26}
 
 
 def fused_dot(
@@ -22,24 +25,46 @@ def fused_dot(
 
     least: the smallest exponent used for an operand, see `least_exponent`.
     """
-    rows, columns = (a.shape[1], b.shape[2])
-    total = torch.zeros(a.shape[0], rows, columns) if start is None else start
-    a64, b64 = a.double(), b.double()
-    places = [torch.frexp(x)[1].clamp(min=least + 1) - 1 for x in (a64, b64)]
-    for at in range(0, a.shape[2], unit.products):
-        part = slice(at, at + unit.products)
-        products = a64[:, :, part, None] * b64[:, None, part]
-        exponents = places[0][:, :, part, None] + places[1][:, None, part]
-        exponents = torch.where(products == 0, _NOTHING, exponents).amax(2)
-        carry = torch.where(total == 0, _NOTHING, torch.frexp(total.double())[1] - 1)
-        step = torch.exp2((torch.maximum(exponents, carry) - unit.fraction).double())
-        exact = (products / step[:, :, None]).trunc().sum(2) + (total.double() / step).trunc()
-        total = (
-            to_half(exact * step)
-            if unit.rounding == "nearest"
-            else _toward_zero(exact * step, unit.output)
-        )
-    return total
+    if a.shape[1] > b.shape[2]:  # the longer of the two is the innermost in memory
+        turned = None if start is None else start.mT
+        return fused_dot(b.mT, a.mT, unit, turned, least).mT
+    rows, columns = a.shape[1], b.shape[2]
+    total = a.new_zeros(len(a), rows, columns, dtype=torch.float32) if start is None else start
+    sides = [x.double().contiguous() for x in (a.mT, b)]
+    places = [_exponents(x, least) for x in sides]
+    size = rows * columns * min(unit.products, a.shape[2])
+    together = max(_PART[a.device.type] // max(size, 1), 1)
+    made = []
+    for first in range(0, len(a), together):
+        heads = slice(first, first + together)
+        part = total[heads]
+        for at in range(0, a.shape[2], unit.products):
+            index = heads, slice(at, at + unit.products)
+            x, y = (side[index] for side in sides)
+            highest = torch.amax(places[0][index][..., None] + places[1][index][:, :, None], 1)
+            part = _added(x[..., None] * y[:, :, None], highest, part, unit)
+        made.append(part)
+    return torch.cat(made) if len(made) > 1 else made[0] if made else total
+
+
+def _exponents(x: Tensor, least: int) -> Tensor:
+    """Those of fp64 numbers that fp32 holds, int16; of zeros, what makes none of a product's
+    largest."""
+    field = (x.view(torch.int64) >> 52).bitwise_and_(0x7FF).sub_(1023)
+    return field.clamp_(min=least).masked_fill_(x == 0, _NO_OPERAND).to(torch.int16)
+
+
+def _added(products: Tensor, highest: Tensor, start: Tensor, unit: Unit) -> Tensor:
+    """start + the products (n, terms, rows, columns), whose memory is used, as one instruction adds
+    them; highest: of the products' exponents."""
+    carry = start.double()
+    own = (carry.view(torch.int64) >> 52).bitwise_and_(0x7FF).sub_(1023)  # of 0: -1023
+    place = torch.maximum(own, highest).clamp_(_NOTHING, 1000).sub_(unit.fraction)
+    step = power_of_two(place)
+    # a power of two divides exactly
+    torch.div(products, step[:, None], rounding_mode="trunc", out=products)
+    exact = products.sum(1).add_(carry.div_(step).trunc_()).mul_(step)
+    return to_half(exact) if unit.rounding == "nearest" else _toward_zero(exact, unit.output)
 
 
 def least_exponent(unit: Unit, kind: str) -> int:
@@ -50,8 +75,10 @@ def least_exponent(unit: Unit, kind: str) -> int:
 
 def to_half(x: Tensor) -> Tensor:
     """fp64 rounded once to fp16, as fp32."""
-    with np.errstate(over="ignore"):
-        return torch.from_numpy(x.numpy().astype(np.float16)).float()
+    # To odd first: no tie of the second rounding is one that the first has made.
+    single = _cut(x)
+    odd = (single.view(torch.int32) | (single.double() != x)).view(torch.float32)
+    return odd.half().float()
 
 
 def serial_dot(
@@ -61,26 +88,35 @@ def serial_dot(
 
     kept: the dtype that sums are rounded to.
     """
-    total = torch.zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start.clone()
+    if start is None:
+        start = a.new_zeros(len(a), a.shape[1], b.shape[2], dtype=torch.float32)
+    total = start.clone()
     for j in range(a.shape[2]):
         total += a[:, :, j, None] * b[:, j, None]
         total = total.to(kept).float()
     return total
 
 
-def _toward_zero(x: Tensor, fraction: int) -> Tensor:
+def _cut(x: Tensor) -> Tensor:
+    """fp64 to fp32 towards 0."""
     nearest = x.float()
-    single = torch.where(
-        nearest.double().abs() > x.abs(),
-        torch.nextafter(nearest, torch.zeros_like(nearest)),
-        nearest,
-    )
-    return (single.view(torch.int32) & -(1 << (23 - fraction))).view(torch.float32)
+    beyond = nearest.double().abs() > x.abs()
+    return torch.where(beyond, torch.nextafter(nearest, torch.zeros_like(nearest)), nearest)
+
+
+def _toward_zero(x: Tensor, fraction: int) -> Tensor:
+    """fp64 to fp32 with so many fraction bits."""
+    if x.device.type == "cpu":  # a question to a GPU costs more than the answer saves
+        kept = (x.view(torch.int64) & -(1 << (52 - fraction))).view(torch.float64)
+        single = kept.float()
+        if bool((single.double() == kept).all()):  # neither subnormal nor an overflow
+            return single
+    return (_cut(x).view(torch.int32) & -(1 << (23 - fraction))).view(torch.float32)
 
 
 def serial_sum(x: Tensor) -> Tensor:
     """Along the last dimension, which stays, in fp32 and in order."""
-    total = torch.zeros(*x.shape[:-1], 1)
+    total = x.new_zeros(*x.shape[:-1], 1, dtype=torch.float32)
     for n in range(x.shape[-1]):
         total = total + x[..., n : n + 1]
     return total

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from references.score_mods import cap_of
-from tests.harness.emulated_steps import LOG2E, Kernel, Luck, Steps
+from tests.harness.emulated_steps import LOG2E, Kernel, Luck, Steps, visible_pairs
 from tests.harness.emulated_sums import truncated
 from verify.arithmetic.instructions import ULP, tanh_error
 from verify.problem import Problem
@@ -63,7 +63,7 @@ def store(out: Tensor, p: Problem, fault: str) -> Tensor:
         cut = fault == "O truncated"
         return (truncated(out, p.format_out) if cut else out).to(p.format_out.torch)
     for _ in range({"scale of O forgotten": 0, "scale of O twice": 2}.get(fault, 1)):
-        out = out * torch.tensor(p.output_scale)
+        out = out * torch.tensor(p.output_scale, device=out.device)
     largest = p.format_out.max
     if fault == "maximum of another format":
         largest = 240.0 if p.dtype_out == "float8_e4m3fn" else 448.0
@@ -86,9 +86,9 @@ class Emulation(Steps):
         k, v = (x.repeat_interleave(p.group, 1).flatten(0, 1).float() for x in (k, v))
         if fault == "V off by one row":
             v = v.roll(1, 1)
-        visible = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv).flatten(0, 1)
+        visible = visible_pairs(p, q.device)
         if fault == "drops the last key":
-            visible = visible & (torch.arange(p.seqlen_kv) != p.seqlen_kv - 1)
+            visible = visible & (torch.arange(p.seqlen_kv, device=q.device) != p.seqlen_kv - 1)
         if fault == "causal off by one":
             visible = visible | torch.nn.functional.pad(visible, (1, 0))[..., :-1]
         raw = self.scores(q.flatten(0, 1).float(), k)
@@ -124,9 +124,9 @@ class Emulation(Steps):
             else self.numerics.products.operands
         )
         if self.numerics.products.prescale == "q":
-            q = self.round(q * torch.tensor(self.scale), operands)
+            q = self.round(q * self.number(self.scale), operands)
         elif self.numerics.products.prescale == "sqrt":
-            root = torch.tensor(abs(self.scale)).sqrt()
+            root = self.number(abs(self.scale)).sqrt()
             q, k = (
                 self.round(q * root * math.copysign(1.0, self.scale), operands),
                 self.round(k * root, operands),
@@ -151,26 +151,26 @@ class Emulation(Steps):
         scale = 1.0 if self.numerics.products.prescale != "none" else self.scale
         if not natural:
             return raw * self.sigma(scale)
-        x = raw * self.descaled(torch.tensor(scale))
+        x = raw * self.descaled(self.number(scale))
         if self.numerics.softmax.scores == "input":
             x = self.round(x, self.problem.dtype)
         cap = cap_of(self.problem.score_mod)
         if cap:
             cap, error = (
-                torch.tensor(cap),
+                self.number(cap),
                 tanh_error(self.numerics.softmax.softcap_tanh) - ULP,
             )
             x = (
                 cap
                 * (torch.tanh((x / cap).double()) * (1 + self.push * error * torch.sign(x))).float()
             )
-        return x if self.kernel.style == "eager" else x * torch.tensor(LOG2E)
+        return x if self.kernel.style == "eager" else x * self.number(LOG2E)
 
     def sigma(self, scale: float) -> Tensor:
         """scale log2 e, rounded once, or formed of two rounded factors."""
         if self.numerics.softmax.scale_roundings == 1 or self.problem.descaling != "none":
-            return self.descaled(torch.tensor(scale * LOG2E))
-        return torch.tensor(scale) * torch.tensor(LOG2E)
+            return self.descaled(self.number(scale * LOG2E))
+        return self.number(scale) * self.number(LOG2E)
 
     def descaled(self, scale: Tensor) -> Tensor:
         """scale times the factors of q and k."""
@@ -195,10 +195,10 @@ class Emulation(Steps):
         if order == "descending":
             parts.reverse()
         if order != "whole_first":
-            every = torch.ones(*x.shape[:2], 1, dtype=torch.bool)
+            every = x.new_ones(*x.shape[:2], 1, dtype=torch.bool)
             yield from ((part, x[..., part], every) for part in parts)
             return
-        rows = torch.arange(-(-x.shape[1] // self.kernel.tile) * self.kernel.tile)
+        rows = torch.arange(-(-x.shape[1] // self.kernel.tile) * self.kernel.tile, device=x.device)
         seen = (x > -math.inf)[:, rows.clamp(max=x.shape[1] - 1)].unflatten(
             1, (-1, self.kernel.tile)
         )
@@ -212,8 +212,8 @@ class Emulation(Steps):
     def walk(self, x: Tensor, v: Tensor, raw: bool = False) -> tuple[Tensor, Tensor]:
         """The online softmax; x in log2 units, or raw scores whose scaling is fused into the
         exponent."""
-        top, more = torch.full((*x.shape[:2], 1), -math.inf), math.log2(self.probability_scale)
-        total, out = torch.zeros_like(top), torch.zeros(*x.shape[:2], v.shape[-1])
+        top, more = x.new_full((*x.shape[:2], 1), -math.inf), math.log2(self.probability_scale)
+        total, out = torch.zeros_like(top), x.new_zeros(*x.shape[:2], v.shape[-1])
         sigma, sign = self.sigma(self.scale), self.sign(x, v)
         before = top
         for part, scores, now in self.blocks(x):
@@ -239,7 +239,7 @@ class Emulation(Steps):
             out = self.weigh_parts(p, v, part, out * shrink)
             top = new
         top = torch.where(top == -math.inf, 0.0, top) * (
-            self.descaled(torch.tensor(self.scale)) if raw else 1.0
+            self.descaled(self.number(self.scale)) if raw else 1.0
         )
         return self.divide(out, total), self.log_sum(top, total, natural=raw)
 
@@ -262,7 +262,7 @@ class Emulation(Steps):
         top = torch.where(top == -math.inf, 0.0, top)
         p = self.exp2((x - top).double() * LOG2E, self.sign(x, v))
         total = self.add_up(p, torch.zeros_like(top))
-        start = torch.zeros(*x.shape[:2], v.shape[-1])
+        start = x.new_zeros(*x.shape[:2], v.shape[-1])
         out = self.weigh_parts(self.divide(p, total), v, slice(0, v.shape[1]), start)
         return out, self.log_sum(top, total, natural=True)
 
@@ -279,5 +279,5 @@ class Emulation(Steps):
         shares = torch.exp(logs - lse.clamp(min=torch.finfo(torch.float32).min))
         return sum(
             (share[..., None] * out for share, (out, _) in zip(shares, parts, strict=True)),
-            torch.zeros(()),
+            self.number(0.0),
         ), lse

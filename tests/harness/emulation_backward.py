@@ -19,7 +19,7 @@ from torch import Tensor
 from references.score_mods import cap_of
 from tests.harness.backward_inputs import Inputs, exact
 from tests.harness.emulated_backward_steps import BackwardKernel, BackwardSteps
-from tests.harness.emulated_steps import LN2, LOG2E, TINY, Luck
+from tests.harness.emulated_steps import LN2, LOG2E, TINY, Luck, visible_pairs
 from tests.harness.emulated_sums import (
     serial_sum,
 )
@@ -58,7 +58,7 @@ class Backward(BackwardSteps):
         p, fault = self.problem, self.kernel.fault
         q, dout, out = (x.flatten(0, 1).float() for x in (given.q, given.dout, saved.out))
         k, v = (self.per_query_head(x).float() for x in (given.k, given.v))
-        visible = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv).flatten(0, 1)
+        visible = visible_pairs(p, q.device)
         if fault == "causal off by one":
             visible = visible | torch.nn.functional.pad(visible, (1, 0))[..., :-1]
         if fault == "mask in the forward alone":
@@ -95,7 +95,7 @@ class Backward(BackwardSteps):
         ds = ds if fault == "no slope" else ds * slope
         ds, scale = torch.where(visible, ds, 0.0), p.scale
         if self.numerics.score_gradient.scaled:
-            ds, scale = ds * torch.tensor(scale), 1.0
+            ds, scale = ds * self.number(scale), 1.0
         ds = self.cast(ds, self.numerics.score_gradient.dtype, "dS truncated")
         weights = rounded
         rest, scale = self.behind_gradients(scale)
@@ -118,32 +118,29 @@ class Backward(BackwardSteps):
 
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Q and K with the part of the scale that they are multiplied by."""
-        by_q, by_k = torch.ones(()), torch.ones(())
+        by_q, by_k = 1.0, 1.0
         if self.numerics.products.prescale == "k":
-            by_k = torch.tensor(
-                self.problem.scale * (LN2 if self.kernel.fault == "another base" else LOG2E)
-            )
+            by_k = self.problem.scale * (LN2 if self.kernel.fault == "another base" else LOG2E)
         if self.numerics.products.prescale == "alpha":
-            by_k = torch.tensor(self.problem.scale)
+            by_k = self.problem.scale
         if self.numerics.products.prescale == "sqrt":
             by_q, by_k = self.roots()
         return q if by_q == 1 else self.round(
-            q * by_q, self.numerics.products.operands
-        ), self.round(k * by_k, self.numerics.products.operands)
+            q * self.number(by_q), self.numerics.products.operands
+        ), self.round(k * self.number(by_k), self.numerics.products.operands)
 
     def behind_gradients(self, scale: float) -> tuple[float, float]:
         """What multiplies the sums of dQ and of dK."""
         prescale = self.numerics.products.prescale
         if prescale == "sqrt":
-            first, second = map(float, self.roots())
-            return first, second
+            return self.roots()
         if prescale == "k" and self.problem.scale:
             return scale / self.problem.scale * LN2, scale
         return (1.0, 1.0) if prescale == "alpha" else (scale, scale)
 
     def inside(self, ds: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The operands of dQ and dK, of which the scale has multiplied some."""
-        by = torch.tensor(self.problem.scale)
+        by = self.number(self.problem.scale)
         return (ds * by, q, k) if self.kernel.alpha == "ds" else (ds, q * by, k * by)
 
     @property
@@ -152,9 +149,10 @@ class Backward(BackwardSteps):
         inside = self.numerics.products.prescale in ("sqrt", "alpha")
         return 1.0 if inside else self.problem.scale
 
-    def roots(self) -> tuple[Tensor, Tensor]:
-        root = torch.tensor(abs(self.problem.scale)).sqrt()
-        return root * math.copysign(1, self.problem.scale), root
+    def roots(self) -> tuple[float, float]:
+        """The fp32 numbers that Q and K are multiplied by."""
+        root = float(torch.tensor(abs(self.problem.scale), device="cpu").sqrt())
+        return math.copysign(root, self.problem.scale), root
 
     def per_query_head(self, x: Tensor) -> Tensor:
         """k or v of each query head, (batch * heads_q, seqlen_kv, dim)."""
@@ -170,7 +168,7 @@ class Backward(BackwardSteps):
             out = torch.ones_like(out)
         if self.kernel.fault == "delta of the next row":
             out = out.roll(-1, 1)
-        total = torch.zeros(*out.shape[:2], 1)
+        total = out.new_zeros(*out.shape[:2], 1)
         for d in range(out.shape[-1]):
             product = dout[..., d : d + 1] * out[..., d : d + 1]
             rounded = self.kernel.fault == "products of D in 16 bits"
@@ -184,7 +182,7 @@ class Backward(BackwardSteps):
 
     def softmax(self, raw: Tensor, visible: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """P of the backward's own row maximum and row sum, and the slope of the softcap at S."""
-        x, slope = self.capped(raw * torch.tensor(self.behind))
+        x, slope = self.capped(raw * self.number(self.behind))
         x = x.masked_fill(~visible, -math.inf)
         largest = (
             x.amax(-1, keepdim=True).clamp(min=-3e38)
@@ -192,7 +190,8 @@ class Backward(BackwardSteps):
             else x.new_zeros(*x.shape[:-1], 1)
         )
         if self.aim == "dv":  # what all keys of a row share, the row sum takes out again
-            sign = sign * torch.where(torch.arange(x.shape[-1]) % 2 == 0, 1.0, -1.0)
+            at = torch.arange(x.shape[-1], device=x.device)
+            sign = sign * torch.where(at % 2 == 0, 1.0, -1.0)
         e = self.exp2((x - largest).double() * LOG2E, sign).masked_fill(~visible, 0.0)
         if self.kernel.fault == "a row sum without its last key":
             return e / serial_sum(e[..., :-1]).clamp(min=TINY), slope
@@ -201,9 +200,9 @@ class Backward(BackwardSteps):
     def capped(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Scaled scores after the softcap, and its slope."""
         if self.problem.score_mod is None:
-            return x, torch.ones(())
+            return x, self.number(1.0)
         cap, error = (
-            torch.tensor(cap_of(self.problem.score_mod)),
+            self.number(cap_of(self.problem.score_mod)),
             tanh_error(self.numerics.softmax.softcap_tanh) - ULP,
         )
         tangent = (torch.tanh((x / cap).double()) * (1 + self.push * error)).float()
@@ -218,22 +217,22 @@ class Backward(BackwardSteps):
 
     def weights(self, raw: Tensor, lse: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """P = exp(S - LSE), and the slope of the softcap at S."""
-        p, slope = self.problem, torch.ones(())
+        p, slope = self.problem, self.number(1.0)
         scale = self.behind * (1.001 if self.kernel.fault == "scale off by 1e-3" else 1.0)
         if self.kernel.fault == "LSE of the other base":
             lse = lse * LOG2E
         if self.numerics.products.prescale == "k" and not p.score_mod:
             return self.exp2(
-                (raw.double() - (lse * torch.tensor(LOG2E)).double()).float(), sign
+                (raw.double() - (lse * self.number(LOG2E)).double()).float(), sign
             ), slope
         if not (self.kernel.natural or p.score_mod):
-            sigma = torch.tensor(scale * LOG2E)
+            sigma = self.number(scale * LOG2E)
             if self.numerics.softmax.scale_roundings > 1:
-                sigma = torch.tensor(scale) * torch.tensor(LOG2E)
-            shift = lse * torch.tensor(LOG2E)
+                sigma = self.number(scale) * self.number(LOG2E)
+            shift = lse * self.number(LOG2E)
             return self.exp2((raw.double() * sigma.double() - shift.double()).float(), sign), slope
         x, slope = self.capped(
-            raw * torch.tensor(LN2 if self.numerics.products.prescale == "k" else scale)
+            raw * self.number(LN2 if self.numerics.products.prescale == "k" else scale)
         )
         return self.exp2((x - lse).double() * LOG2E, sign), slope
 

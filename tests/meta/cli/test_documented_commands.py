@@ -142,6 +142,12 @@ RUNS = {
     "tests.honest_sweep --show": of(
         "test_honest_sweep", "test_a_sweep_goes_on_and_counts", '"--show"'
     ),
+    "tests.honest_sweep --share": of(
+        "test_honest_sweep", "test_the_journals_of_shares_are_one_journal_together", '"--share"'
+    ),
+    "tests.honest_sweep --device": of(
+        "test_honest_sweep", "test_the_journals_of_shares_are_one_journal_together", '"--device"'
+    ),
     "tests.faults": of(HERE, "test_faults_are_searched_for", '"tests/faults/__main__.py"'),
     "tests.mutants": of(
         "test_mutants", "test_the_command_hunts_and_writes", '"tests/mutants/__main__.py"'
