@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 TWO_BLOCKS = "sq=65,skv=97"
 MANY_BLOCKS = "sq=65,skv=330"
 HEADS = "b=2,hq=4,hkv=2,sq=67,skv=150"
-REPEATED = "b=2,hq=4,hkv=2,sq=66,skv=65,lk=bhsd.xh,lv=bhsd.p16.xb"
+REPEATED = "b=2,hq=2,hkv=2,sq=8,skv=8,lk=bhsd.xh,lv=bhsd.xb"  # as a campaign's edge case
 CAUSAL = "sq=140,skv=330,mask=causal"
 INCREASING = "sq=140,skv=257,mask=causal,dist=increasing"
 WINDOW = "sq=140,skv=290,mask=window.70.3"

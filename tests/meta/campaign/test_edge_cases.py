@@ -128,6 +128,7 @@ def test_edges_are_where_random_lengths_hardly_get() -> None:
         (32, 64, "full"),
         (64, 32, "full"),
         (33, 33, "full"),
+        (8, 8, "full"),
         (9, 9, "full"),
         (9, 41, "full"),
         (1, 33, "full"),
@@ -163,6 +164,16 @@ def test_documents_past_the_eighth_and_groups_past_the_second_are_asked() -> Non
         assert bool(crowds) is some
         grouped = [p for p in problems if p.heads_kv > 2 and p.group > 1 and p.batch > 2]
         assert bool(grouped) is some
+
+
+@pytest.mark.parametrize("group", ["accuracy", "gradients"])
+def test_keys_of_one_head_and_values_of_one_sequence_are_asked(group: str) -> None:
+    """Any expanded tensor fills the bin, as a Q of one sequence does."""
+    support = replace(WHOLE, grouped_heads=False, layouts="aligned")
+    found = [p for p in asked(support, group) if p.layouts["k"].expand == "h"]
+    assert [(p.batch, p.heads_kv, p.layouts["v"].expand) for p in found] == [(2, 2, "b")]
+    contiguous = asked(replace(support, layouts="contiguous"), group)
+    assert not any(layout.expand for p in contiguous for layout in p.layouts.values())
 
 
 def _first_documents(problem: Problem, count: int) -> str:
