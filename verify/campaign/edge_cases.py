@@ -223,6 +223,9 @@ def _corners(plain: Problem, tile: int) -> Iterator[Problem]:
     and complete tiles only."""
     for difference in (1, -1):
         yield plain.but(seqlen_q=2 * tile, seqlen_kv=2 * tile + difference, mask=Causal())
+    # The first row of a tile of any size does not see the last key of a tile, and no other pair of
+    # the two is hidden.
+    yield plain.but(seqlen_q=tile, seqlen_kv=2 * tile - 2, mask=Causal())
     # Windows whose edges cross tiles on both sides: between the edges one tile of keys, or of rows,
     # is completely visible.
     yield plain.but(seqlen_q=17, seqlen_kv=4 * tile + 5, mask=Window(2 * tile + 19, 0))
