@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from pathlib import Path
 
 from kernels.cute import hopper_fp8_forward as kernel
 from tests.harness.cute_hopper_host import PROGRAM, SHARED, Program, build, patch
 from tests.harness.cute_host import compiled_program, without_guard
+from tests.harness.hopper_faults import Switch, switched
+from tests.harness.hopper_fp8_faults import FAULTS as FURTHER
 from verify.cuda.edits import Edit
 from verify.variant import Config, Variant
 
@@ -33,8 +34,15 @@ extern "C" float sum_of_small(int format, const unsigned char* a, const unsigned
   return hopper::sum_of_small(ptx::Format(format), left, right, c);
 }
 """
-# Bits of warps, to make them slow: what copies, what transposes V, what multiplies.
-ROLES = {"loader": 0x1, "transposers": 0xE, "first consumer": 0xF0, "second consumer": 0xF00}
+# Bits of warps, to make them slow: what copies, what transposes V, what multiplies; and products.
+ROLES = {
+    "loader": 0x1,
+    "transposers": 0xE,
+    "last transposers": 0xC,
+    "first consumer": 0xF0,
+    "second consumer": 0xF00,
+    "products": 1 << 31,
+}
 # Those that a build's macros change, or that faults do.
 HEADERS = ("hopper_fp8_tiles.cuh", *SHARED)
 # An expression of the kernel or of its headers, and what it becomes while that fault is planted.
@@ -72,6 +80,11 @@ FAULTS = {
     "a key too many": ("column >= seen[r].high", "column > seen[r].high"),
     "a block taken for whole": ("key + BLOCK_N > every.high", "key > every.high"),
 }
+# All that a program holds, in the order of their numbers.
+PLANTED: dict[str, tuple[Switch, ...]] = {
+    **{name: (Switch(*pair),) for name, pair in FAULTS.items()},
+    **{name: fault.switches for name, fault in FURTHER.items()},
+}
 _HERE = "PROMOTES_HERE"
 # Whether a block is promoted becomes a question, which a fault can answer otherwise.
 _ASKED = Edit(r"if constexpr \(PROMOTED\)", f"if (PROMOTED && {_HERE})")
@@ -91,9 +104,7 @@ def own_headers(headers: Path, folder: Path) -> None:
     patch(headers, folder)
     texts = {name: without_guard(SOURCE.with_name(name)) for name in (SOURCE.name, *HEADERS)}
     texts = _ASKED.apply(texts)
-    for n, (right, wrong) in enumerate(FAULTS.values()):
-        switch = f"(planted == {n} ? ({wrong}) : ({right}))"
-        texts = Edit(re.escape(right), switch).apply(texts)
+    texts = switched(texts, PLANTED.values())
     for name, text in texts.items():
         (folder / name).write_text(text.replace(_HERE, "true"))
 

@@ -4,6 +4,7 @@ the bodies that hold inline assembly are replaced, by the functions of cuda_host
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -17,12 +18,22 @@ from kernels.cuda.family import Family
 from kernels.cute import hopper_forward as kernel
 from kernels.cute import hopper_maps
 from kernels.masks import mask_build, mask_tables
-from tests.harness.cute_host import MARGIN, ORDERS, Ran, compiled_program, placed, without_guard
+from tests.harness.cute_host import (
+    MARGIN,
+    ORDERS,
+    HostError,
+    Ran,
+    compiled_program,
+    placed,
+    without_guard,
+)
+from tests.harness.hopper_faults import Fault, Switch, switched
+from tests.harness.hopper_forward_faults import EQUIVALENT
+from tests.harness.hopper_forward_faults import FAULTS as FURTHER
 from tests.harness.ptx_host import descales_of
 from tests.planted.copies import HOPPER_SLIPS
 from verify.arithmetic.dtypes import dtype_named
 from verify.cuda.compile import Source
-from verify.cuda.edits import Edit
 from verify.cuda.sass import NotReadError, listing
 from verify.judging.comparison import compare
 from verify.judging.known_forward import needed
@@ -48,9 +59,16 @@ SOFTMAX = "softmax.cuh"  # where it slips
 # Those that a build's macros change, of both forwards for Hopper; that of the producer, behind the
 # tiles.
 SHARED = ("hopper_parts.cuh", "hopper_producer.cuh", "intervals.cuh", SOFTMAX)
-# Bits of warps, to make them slow: what copies, and what multiplies.
-ROLES = {"loader": 0x1, "first consumer": 0xF0, "second consumer": 0xF00}
-# An expression of the kernel or of its headers, and what it becomes while that fault is planted.
+# Bits of warps, to make them slow: what copies, and what multiplies; and that of products, which
+# other warps overtake.
+ROLES = {
+    "loader": 0x1,
+    "first consumer": 0xF0,
+    "second consumer": 0xF00,
+    "products": 1 << 31,
+}
+# Faults of the persistent programs' phases: an expression of the kernel or of its headers, and what
+# it becomes while that fault is planted.
 FAULTS = {
     "rings begin anew with a tile of rows": ("keys += blocks", "keys += 0"),
     "the ring of Q begins anew": ("queries += blocks > 0", "queries += 0"),
@@ -63,6 +81,11 @@ FAULTS = {
         "*chunk",
     ),
     "the last round forgets to turn": ("full % 2 ? programs - 1 - own : own", "own"),
+}
+# All that a program holds, in the order of their numbers.
+PLANTED: dict[str, tuple[Switch, ...]] = {
+    **{name: (Switch(*pair),) for name, pair in FAULTS.items()},
+    **{name: fault.switches for name, fault in (FURTHER | EQUIVALENT).items()},
 }
 PRODUCER = SOURCE.with_name("hopper_producer.cuh")
 
@@ -136,10 +159,7 @@ BODIES: dict[str, dict[str, str]] = {
     },
     "cute/arch/mma_sm90_gmma.hpp": {
         r"(\bwarpgroup_arrive\(\)\s*\{).*?#endif": r"\1",
-        r"(\bwarpgroup_wait\(\)\s*\{).*?#endif": (
-            r"\1 hopper::Finish how{N + hopper::hasty};"
-            r" host::together(hopper::finish, &how);"
-        ),
+        r"(\bwarpgroup_wait\(\)\s*\{).*?#endif": (r"\1 hopper::complete(N + hopper::hasty);"),
         r"(\bwarpgroup_commit_batch\(\)\s*\{).*?#endif": (
             r"\1 host::together(hopper::commit, nullptr);"
         ),
@@ -204,9 +224,7 @@ def own_headers(headers: Path, folder: Path) -> None:
     patch(headers, folder)
     names = (SOURCE.name, "hopper_tiles.cuh", *SHARED)
     shipped = {name: without_guard(SOURCE.with_name(name)) for name in names}
-    for n, (right, wrong) in enumerate(FAULTS.values()):
-        switch = f"(planted == {n} ? ({wrong}) : ({right}))"
-        shipped = Edit(re.escape(right), switch).apply(shipped)
+    shipped = switched(shipped, PLANTED.values())
     slipped = HOPPER_SLIPS[OVERRUN].apply(shipped)
     slip = {
         f"{OVERRUN}.cu": slipped[SOURCE.name].replace(SOFTMAX, f"{OVERRUN}.cuh"),
@@ -260,6 +278,18 @@ def encode(made: hopper_maps.TensorMap, to: int) -> None:
     Map.from_address(to).__init__(made.address, *fields)
 
 
+def encoding(fault: Fault) -> Callable[[hopper_maps.TensorMap, int], None]:
+    """`encode` with the fault's map; a launch encodes those of q, k and v in this order."""
+    names = itertools.cycle("qkv")
+
+    def encoded(made: hopper_maps.TensorMap, to: int) -> None:
+        encode(made, to)
+        if next(names) == fault.map_of:
+            fault.changed(Map.from_address(to))
+
+    return encoded
+
+
 @dataclass(frozen=True)
 class Program:
     """One build in the shared library.  Tests replace the kernel's `encode` by the one here.
@@ -286,7 +316,7 @@ class Program:
     def run(
         self, problem: Problem, inputs: Inputs, *, backwards: bool = False, late: bool = False
     ) -> Ran:
-        """Raises RuntimeError where the threads of a block part or wait forever, addresses are bad,
+        """Raises HostError where the threads of a block part or wait forever, addresses are bad,
         or anything but O and LSE is written."""
         q, k, v = (placed(getattr(inputs, name), problem, name) for name in ("q", "k", "v"))
         args = AttentionArgs(
@@ -310,13 +340,13 @@ class Program:
         self.library.begin()
         error = self.entry(ctypes.byref(given), *sizes, backwards, late, conflicts)
         if error:
-            raise RuntimeError(error.decode())
+            raise HostError(error.decode())
         whole = torch.tensor([], dtype=out.dtype).set_(out.untyped_storage())
         written = int(whole.isnan().logical_not().sum())
         if written > out.numel():
-            raise RuntimeError(f"{written - out.numel()} elements written beside O")
+            raise HostError(f"{written - out.numel()} elements written beside O")
         if not storage[count:].isnan().all():
-            raise RuntimeError("elements written behind LSE")
+            raise HostError("elements written behind LSE")
         return Ran(out, lse, (conflicts[0], conflicts[1]))
 
     def verdict(self, text: str, *, spoiled: bool = False) -> Iterator[float]:
@@ -334,7 +364,7 @@ class Program:
         for order in ORDERS:
             try:
                 ran = self.run(problem, given, **order)
-            except RuntimeError:
+            except HostError:
                 yield math.inf
                 continue
             empty = bool(

@@ -153,7 +153,7 @@ def edges(target: Target) -> list[Problem]:
     - diagonals, windows, documents and prefixes whose corners are at the corners of tiles, or one
       element beside them; windows of which one side is open,
       and an intersection of two windows;
-    - Q, K and V in three different layouts;
+    - Q, K and V in three different layouts; K of one head for all, and V of one sequence for all;
     - many heads, groups and sequences; a third group of heads in a third sequence; one or a few
       rows of grouped heads;
     - many short and empty documents;
@@ -180,6 +180,9 @@ def _edges(target: Target) -> Iterator[Problem]:
     yield plain.but(
         batch=2, heads_q=3, heads_kv=3, layout_q=Layout("bshd"), layout_k=Layout("sbhd")
     )
+    # Strides of 0, which a tensor map replaces by index 0 of one head or sequence.
+    repeated = plain.but(batch=2, heads_q=2, heads_kv=2, seqlen_q=8, seqlen_kv=8)
+    yield repeated.but(layout_k=Layout(expand="h"), layout_v=Layout(expand="b"))
     batch, heads = _INTERPRETED_PAIRS if target.declaration.interpreted else _PAIRS
     yield plain.but(batch=batch, heads_q=heads, heads_kv=heads, seqlen_q=9, seqlen_kv=9)
     yield plain.but(batch=3, heads_q=9, heads_kv=3, seqlen_q=9, seqlen_kv=41)
@@ -224,6 +227,9 @@ def _corners(plain: Problem, tile: int) -> Iterator[Problem]:
     and complete tiles only."""
     for difference in (1, -1):
         yield plain.but(seqlen_q=2 * tile, seqlen_kv=2 * tile + difference, mask=Causal())
+    # The first row of a tile of any size does not see the last key of a tile, and no other pair of
+    # the two is hidden.
+    yield plain.but(seqlen_q=tile, seqlen_kv=2 * tile - 2, mask=Causal())
     # Windows whose edges cross tiles on both sides: between the edges one tile of keys, or of rows,
     # is completely visible.
     yield plain.but(seqlen_q=17, seqlen_kv=4 * tile + 5, mask=Window(2 * tile + 19, 0))

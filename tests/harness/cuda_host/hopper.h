@@ -18,7 +18,8 @@ constexpr int patience = 1000;  // turns of all other warps until a wait is a de
 inline int dropped = 0;    // where a wait is passed by: a line of the producer's header, or of a source, negated
 inline int unmet = -1;     // the named barrier that is passed by
 inline bool hasty = false;  // waits for products leave one group more in flight
-inline unsigned slow = 0;   // bits of warps that fall behind after every wait at an mbarrier
+inline unsigned slow = 0;   // bits of warps that fall behind after every wait at an mbarrier, and `products`
+constexpr unsigned products = 1u << 31;  // products are carried out when they are waited for, behind other warps
 constexpr unsigned nap = 7;  // by so many turns
 
 inline bool passed_by(const char* file, int line) {
@@ -69,7 +70,7 @@ inline void arrive(std::uint64_t& word, std::uint32_t bytes = 0) {
 struct Map {
     std::uint64_t address, dims[4], strides[3];
     std::uint32_t box[4];
-    std::uint32_t element, row;  // bytes of an element, and of a row of the swizzle
+    std::uint32_t element, row;  // bytes of an element, and of a row of the swizzle: one chunk's where there is none
 };
 
 struct TensorCopy {
@@ -115,7 +116,8 @@ inline void tensor_copy(const void* map, std::uint64_t* here, void* to, std::ini
     TensorCopy copy{{}, here, ptx::shared_address(to), {}};
     std::memcpy(&copy.map, map, sizeof copy.map);
     std::copy(at.begin(), at.end(), copy.at);
-    if (copy.to % 128 || reinterpret_cast<std::uintptr_t>(map) % 64 || copy.map.element * copy.map.box[0] != copy.map.row) {
+    const bool wide = copy.map.row == 16 || copy.map.element * copy.map.box[0] == copy.map.row;
+    if (copy.to % 128 || reinterpret_cast<std::uintptr_t>(map) % 64 || !wide) {
         host::fail("a tensor copy that is not aligned, or no swizzled row wide", copy.to);
     }
     if (block.late) {
@@ -131,12 +133,12 @@ struct Wait {
     bool over;
 };
 
-// The lanes of a warp look together.  What flies lands last of all, the latest first.
+// The lanes of a warp look together.  What flies lands last of all, the latest first, and no more than the phase needs.
 inline void look(void* const (&operands)[warp_size]) {
     Wait& first = *static_cast<Wait*>(operands[0]);
     Barrier& made = barrier(*first.word);
     if (made.phase == first.parity && first.tries > 2) {
-        for (std::size_t i = flying.size(); i-- > 0;) {
+        for (std::size_t i = flying.size(); i-- > 0 && made.phase == first.parity;) {
             if (flying[i].here == first.word) {
                 const TensorCopy copy = flying[i];
                 flying.erase(flying.begin() + static_cast<std::ptrdiff_t>(i));
@@ -344,12 +346,12 @@ inline void issue(void* const (&operands)[warp_size]) {
     std::vector<Product*> lanes;
     for (unsigned lane = 0; lane < warp_size; ++lane) {
         auto* own = static_cast<Product*>(operands[lane]);
-        if (block.late) {
+        if (block.late || slow & products) {
             pending[own_warp()][lane].push_back(*own);
         }
         lanes.push_back(own);
     }
-    if (!block.late) {
+    if (!block.late && !(slow & products)) {
         multiply(own_warp(), lanes);
     }
 }
@@ -384,6 +386,14 @@ inline void finish(void* const (&operands)[warp_size]) {
             lane.erase(lane.begin());
         }
     }
+}
+
+inline void complete(int left) {
+    if (slow & products) {
+        host::sleep(nap);
+    }
+    Finish how{left};
+    host::together(finish, &how);
 }
 
 inline void start() {
