@@ -53,9 +53,9 @@ def outcome(found: Aftermath) -> Outcome:
 
 
 def blamed(found: Aftermath, variant: str, path: str) -> str:
-    """The variant if no other variant had run in that process; else its file, which a report lists
-    like a variant."""
-    if found.before.variants <= {variant}:
+    """The variant if no other variant had run in that process, or memory that others share ran out;
+    else its file, which a report then lists like a variant."""
+    if found.reply.status == "out of memory" or found.before.variants <= {variant}:
         return variant
     file, at, _ = variant.rpartition("@")
     return file if at else path

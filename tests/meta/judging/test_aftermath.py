@@ -16,7 +16,7 @@ from verify.campaign.targets import Target
 from verify.cell.process import Cell, Environment, InfrastructureError, Reply
 from verify.evidence import Verdict, load
 from verify.evidence.explanation import explain
-from verify.judging.aftermath import outcome, ruling
+from verify.judging.aftermath import blamed, outcome, ruling
 from verify.judging.history import MOST, Hearing, History, judges
 from verify.problem import Problem
 
@@ -226,6 +226,11 @@ def test_memory_that_others_took_is_asked_for_again_and_convicts_nobody(
     (met,) = hearing.aftermaths
     assert outcome(met) == "inapplicable"
     assert cell.process_number == 3
+    # A report has no row for the file, which would be one without a declaration.
+    others = replace(met, before=replace(met.before, variants=frozenset({"kernel", "other"})))
+    assert blamed(others, "kernel", "kernels/file.py") == "kernel"
+    hung = replace(others, reply=HANG)
+    assert blamed(hung, "kernel", "kernels/file.py") == "kernels/file.py"
 
 
 def test_memory_that_lacks_in_every_fresh_process_is_a_verdict(
