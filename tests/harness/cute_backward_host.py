@@ -18,8 +18,8 @@ from kernels.cute import flash_backward as kernel
 from kernels.cute.flash_backward_walks import stages_of
 from kernels.masks import mask_build, mask_tables
 from tests.harness.backward_inputs import Inputs, exact
+from tests.harness.cute_faults import FLOAT16_BITS
 from tests.harness.cute_host import (
-    FLOAT16_BITS,
     ORDERS,
     PROGRAM,
     HostError,

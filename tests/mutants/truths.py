@@ -23,7 +23,7 @@ from verify.tolerance import backward
 
 _MOST = 500  # results kept, of about a megabyte each
 # What `bound` measures for reports: it takes a third of its time.
-_NUMBERS = ("ulps", "forward_measures", "gradient_measures", "forward_power", "gradient_power")
+_NUMBERS = ("forward_measures", "gradient_measures", "forward_power", "gradient_power")
 
 
 @dataclass

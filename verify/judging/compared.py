@@ -177,7 +177,7 @@ def _lse(stack: Sequence[Trial], whole: Truth, live: Tensor) -> list[Compared]:
     ulp = torch.exp2(torch.floor(torch.log2(whole.lse.abs().clamp_(min=1.0))) - 23)
     far = (compared.error / ulp).nan_to_num_(nan=torch.inf).masked_fill_(~live, -torch.inf)
     if far.numel():
-        for own, most in zip(found, far.view(cases, -1).amax(1).tolist(), strict=True):
+        for own, most in zip(found, far.reshape(cases, -1).amax(1).tolist(), strict=True):
             if most >= 0:
                 own.measures["lse_ulp"] = most
     return found

@@ -74,9 +74,9 @@ def explanations(
     if hidden is not None and bool(hidden.any()):
         ratio.masked_fill_(hidden, 0.0)
         count.masked_fill_(hidden, 0)
-    count, largest = count.view(cases, -1), ratio.view(cases, -1).amax(1)
+    count, largest = count.reshape(cases, -1), ratio.reshape(cases, -1).amax(1)
     numbers = torch.stack([largest, *((x.sum(1).double()) for x in (count > 0, count == 1))], 1)
-    parts = ratio.view(cases, -1, *ratio.shape[1:])
+    parts = ratio.reshape(cases, -1, *ratio.shape[1:])
     return [
         Explained(own, most, int(asked), int(single))
         for own, (most, asked, single) in zip(parts, numbers.tolist(), strict=True)
