@@ -87,3 +87,19 @@ def _choice(right: str, wrongs: Iterable[tuple[int, str]]) -> str:
         return f"({cases}({right}))"
     cases = "".join(f"if (planted == {n}) {{ {wrong} }} else " for n, wrong in wrongs)
     return f"{cases}{{ {right} }}".replace("\n", " ") + "\n" * right.count("\n")
+
+
+def one_switch(
+    right: str,
+    wrong: str,
+    problem: str = "",
+    by: str = "bound",
+    *,
+    plain: str,
+    build: str = "small",
+    before: str = "",
+    after: str = "",
+    slow: str = "",
+) -> Fault:
+    """A fault of one switch.  plain: the problem, if none is given."""
+    return Fault((Switch(right, wrong, before, after),), build, problem or plain, by, slow)

@@ -3,9 +3,10 @@ them."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.harness.hopper_faults import Fault, Switch
+from tests.harness.hopper_faults import Fault, Switch, one_switch
 
 if TYPE_CHECKING:
     from tests.harness.cute_hopper_host import Map
@@ -27,20 +28,7 @@ PADDED = "b=2,sq=40,skv=250,mask=lengths.30_40.67_200"
 SHORT = "hq=7,sq=128,skv=60"
 ROUNDS = "hq=3,sq=300,skv=65,mask=causal"
 
-
-def _one(
-    right: str,
-    wrong: str,
-    problem: str = TWO_BLOCKS,
-    by: str = "bound",
-    *,
-    build: str = "small",
-    before: str = "",
-    after: str = "",
-    slow: str = "",
-) -> Fault:
-    """A fault of one switch."""
-    return Fault((Switch(right, wrong, before, after),), build, problem, by, slow)
+_one = partial(one_switch, plain=TWO_BLOCKS)
 
 
 def _unswizzled(made: Map) -> None:

@@ -3,7 +3,9 @@ them; those of what it shares with the forward for 16 bits are in `hopper_forwar
 
 from __future__ import annotations
 
-from tests.harness.hopper_faults import Fault, Switch
+from functools import partial
+
+from tests.harness.hopper_faults import one_switch
 
 PLAIN = "sq=65,skv=97"
 MANY_BLOCKS = "sq=128,skv=450"
@@ -15,21 +17,7 @@ INCREASING = "sq=140,skv=257,mask=causal,dist=increasing"
 DEEP = "sq=66,skv=290,mask=window.160.9"
 PADDED = "b=2,sq=40,skv=250,mask=lengths.30_40.67_200"
 
-
-def _one(
-    right: str,
-    wrong: str,
-    problem: str = PLAIN,
-    by: str = "bound",
-    *,
-    build: str = "small",
-    before: str = "",
-    after: str = "",
-    slow: str = "",
-) -> Fault:
-    """A fault of one switch."""
-    return Fault((Switch(right, wrong, before, after),), build, problem, by, slow)
-
+_one = partial(one_switch, plain=PLAIN)
 
 # V transposed: where chunks lie, and who may read when.
 _TRANSPOSED = {
