@@ -3,9 +3,9 @@
 
 Of each shape 16 cases of the first variant of FILE are judged beside each other, ROUNDS times with
 other seeds.  The rows are those of `tests.harness.worker_times`: exclusive, milliseconds of CPU
-time of a case, without the kernel's process, and how often a case comes to each.  Then, counted in
-one more round, what a case has of torch's operations, and of those that would wait for a GPU if the
-tensors were there: a number that Python reads, or a result whose size depends on values.
+time of a case, without the kernel's process, and how often a case comes to each.  One more round
+counts torch's operations, and those that would wait if the tensors were on a GPU: Python reads a
+number, or the size of a result depends on values.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ def tell(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> 
     halt.failed()
     if isinstance(error, OSError) and error.errno in NO_SPACE:
         item.session.shouldstop = f"cannot write evidence: {error}"
-    judged = type(error).__name__.startswith("Convicted") or "unloadable" in item.fixturenames  # type: ignore[attr-defined]
+    fixtures = getattr(item, "fixturenames", ())
+    judged = type(error).__name__.startswith("Convicted") or "unloadable" in fixtures
     if not judged:
         message = (
             str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from verify.judging.comparison import Comparison, compare, summaries, ulps_of
 from verify.judging.known_forward import explained_lse, explained_out
 from verify.judging.lattice import Explained, explanations
 from verify.judging.launch import Launch
-from verify.judging.stacked import joined, shape_class
+from verify.judging.stacked import joined, shape_class, together
 from verify.judging.trial import Trial
 from verify.judging.truth import Truth
 from verify.tolerance.backward import GradientTruth
@@ -30,6 +31,19 @@ from verify.tolerance.backward import GradientTruth
 MOST = 1 << 20
 _NOTE = "compared"
 _SINGLE = dtype_named("float32")
+
+
+class Noted(Protocol):
+    """What is known of a case's launch beside a truth."""
+
+    @property
+    def run(self) -> Launch: ...
+
+    @property
+    def truth(self) -> Truth | GradientTruth: ...
+
+
+N = TypeVar("N", bound=Noted)
 
 
 @dataclass(frozen=True)
@@ -60,10 +74,15 @@ class Results:
 
 def results_of(trial: Trial) -> Results:
     """Those of the first launch: computed together with others', or now."""
-    found = trial.notes.get(_NOTE)
-    if isinstance(found, Results) and found.run is trial.first and found.truth is _truth(trial):
+    return noted(trial, _NOTE, Results, _truth(trial)) or _results([trial])[0]
+
+
+def noted(trial: Trial, note: str, kind: type[N], truth: Truth | GradientTruth) -> N | None:
+    """The trial's note of that kind, if it is of its first launch and of that truth."""
+    found = trial.notes.get(note)
+    if isinstance(found, kind) and found.run is trial.first and found.truth is truth:
         return found
-    return _results([trial])[0]
+    return None
 
 
 def compare_together(trials: Sequence[Trial]) -> list[list[Trial]]:
@@ -109,11 +128,6 @@ def _results(stack: Sequence[Trial]) -> list[Results]:
     return _backward(stack) if stack[0].entry == "backward" else _forward(stack)
 
 
-def together(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors of several cases along the batch; of one case, its own."""
-    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-
-
 def _outputs(stack: Sequence[Trial], name: str) -> Tensor:
     return together([trial.first.outputs[name] for trial in stack])
 
@@ -128,17 +142,11 @@ def _parts(
     """Each case's part.  truth: with its bound; told: what each case needs."""
     measures = summaries(name, compared, *truth, cases)
     every: Sequence[Explained | None] = told or [None] * cases
-    errors, ratios = (_apart(x, cases) for x in (compared.error, compared.ratio))
+    errors, ratios = (x.chunk(cases) for x in (compared.error, compared.ratio))
     return [
         Compared(Comparison(error, ratio), numbers, own)
         for error, ratio, numbers, own in zip(errors, ratios, measures, every, strict=True)
     ]
-
-
-def _apart(x: Tensor, cases: int) -> list[Tensor]:
-    """The equal parts of a tensor along the batch: views."""
-    size = len(x) // cases
-    return [x[n * size : (n + 1) * size] for n in range(cases)]
 
 
 def _forward(stack: Sequence[Trial]) -> list[Results]:
@@ -149,11 +157,10 @@ def _forward(stack: Sequence[Trial]) -> list[Results]:
     got = _outputs(stack, "out")
     compared = compare(got, whole.out, whole.out_bound, output).among(live[..., None])
     told = explained_out(whole, got, output, cases) if judged else None
-    out = _parts("out", compared, (whole.out, whole.out_bound), cases, told)
     truth = whole.out, whole.out_bound
-    for own, more in zip(
-        out, ulps_of("out", compared.error, truth, live, output, cases), strict=True
-    ):
+    out = _parts("out", compared, truth, cases, told)
+    ulps = ulps_of("out", compared.error, truth, live, output, cases)
+    for own, more in zip(out, ulps, strict=True):
         own.measures.update(more)
     tensors = [{"out": own} for own in out]
     if first.first.lse is not None:

@@ -262,6 +262,11 @@ def parts_of(whole: W, counts: Sequence[int]) -> Iterator[W]:
         yield replace(whole, **{f.name: _cut(getattr(whole, f.name), own) for f in fields(whole)})
 
 
+def together(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors of several cases along the batch; of one case, its own."""
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+
+
 def joined(parts: Sequence[W]) -> W:
     """Truths of one shape as one, in their order: what `parts_of` cuts apart."""
     if len(parts) == 1:
@@ -279,7 +284,7 @@ def _join(parts: Sequence[Any]) -> Any:
         return tuple(_join(each) for each in zip(*parts, strict=True))
     if isinstance(first, dict):
         return {name: _join([x[name] for x in parts]) for name in first}
-    return None if first is None else torch.cat(list(parts))
+    return None if first is None else together(parts)
 
 
 def _cut(x: Any, own: slice) -> Any:

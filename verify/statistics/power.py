@@ -19,9 +19,9 @@ from torch import Tensor
 
 from references.row_blocks import RowBlock, row_blocks
 from verify.arithmetic.dtypes import DType, dtype_named
-from verify.judging.compared import together
+from verify.judging.compared import noted
 from verify.judging.launch import Launch
-from verify.judging.stacked import joined
+from verify.judging.stacked import joined, together
 from verify.judging.trial import Trial
 from verify.judging.truth import Truth
 from verify.problem import Problem
@@ -75,9 +75,7 @@ def forward_power(trial: Trial, error: Tensor, read: Sequence[RowBlock]) -> dict
     if run.out is None or p.scaled_output is not None or not bool((~truth.empty).any()):
         return {}
     with trial.clock.timed("power"):
-        own = trial.notes.get(_NOTE)
-        if not isinstance(own, _Strengths) or own.run is not run or own.truth is not truth:
-            own = _strengths([trial], [error])[0]
+        own = noted(trial, _NOTE, _Strengths, truth) or _strengths([trial], [error])[0]
         found = dict(own.out)
         lse = None if run.lse is None else trial.natural_lse(run.lse)
         of_scores = [_of_scores(p, block, trial, lse) for block in read or _rows(trial)]
@@ -111,7 +109,7 @@ def _strengths(stack: Sequence[Trial], errors: Sequence[Tensor]) -> list[_Streng
     margin = margin_of(largest.want, most, p.format_out)
     size = torch.linalg.vector_norm(out, dim=-1, dtype=torch.float64).flatten()
     needed = margin.mul_(math.sqrt(p.head_dim_v)).div_(size).nan_to_num_(nan=torch.inf)
-    of_rows = needed.masked_fill_(~live, -torch.inf).view(cases, -1)
+    of_rows = needed.masked_fill_(~live, -torch.inf).reshape(cases, -1)
     found["power_element"] = of_rows.amax(1)
     of_lse: Sequence[Mapping[str, float] | None] = [None] * cases
     if stack[0].first.lse is not None:
@@ -302,13 +300,13 @@ def smallest_of(
     else:
         root = size.square() - 4 * curve * need
         e = torch.where(root >= 0, 2 * need / (size + root.clamp(min=0.0).sqrt()), torch.inf)
-    return e.nan_to_num(nan=torch.inf).view(2, cases, -1).amin(2).amax(0)
+    return e.nan_to_num(nan=torch.inf).reshape(2, cases, -1).amin(2).amax(0)
 
 
 def of_factors(dtype: str, name: str, want: Tensor, cases: int) -> dict[str, Tensor]:
     """The strength at which other rules hear that a tensor is multiplied by 1 + e, (cases): its
     largest element needs the least.  want: (elements), cases one after the other."""
-    most = want.abs().view(cases, -1).amax(1)
+    most = want.abs().reshape(cases, -1).amax(1)
     return {key: strength(pair, most, most) for key, pair in _pairs(dtype, name).items()}
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from references.row_blocks import RowBlock, row_blocks
-from verify.judging.compared import together
+from verify.judging.compared import noted
 from verify.judging.launch import Launch
-from verify.judging.stacked import joined
+from verify.judging.stacked import joined, together
 from verify.judging.trial import Trial
 from verify.statistics.power import (
     Largest,
@@ -46,11 +46,8 @@ def gradient_power(trial: Trial) -> dict[str, float]:
     """The strengths that a backward certifies: `power_dq`, `power_dk` and `power_dv` of a factor 1
     + e, `power_read_lse` of an LSE that is read off by e, natural units, `power_delta` of a delta
     times 1 + e, and `power_ds_pair` of a lost dS of a pair of weight e."""
-    run, truth = trial.first, trial.gradients
     with trial.clock.timed("power"):
-        own = trial.notes.get(_NOTE)
-        if not isinstance(own, _Strengths) or own.run is not run or own.truth is not truth:
-            own = _strengths([trial])[0]
+        own = noted(trial, _NOTE, _Strengths, trial.gradients) or _strengths([trial])[0]
         found = dict(own.found)
         pairs = [_of_pairs(trial, block) for block in _blocks(trial)]
         for name in pairs[0] if pairs else ():

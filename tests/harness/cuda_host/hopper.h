@@ -18,8 +18,10 @@ constexpr int patience = 1000;  // turns of all other warps until a wait is a de
 inline int dropped = 0;    // where a wait is passed by: a line of the producer's header, or of a source, negated
 inline int unmet = -1;     // the named barrier that is passed by
 inline bool hasty = false;  // waits for products leave one group more in flight
-inline unsigned slow = 0;   // bits of warps that fall behind after every wait at an mbarrier, and `products`
-constexpr unsigned products = 1u << 31;  // products are carried out when they are waited for, behind other warps
+// Bits of warps that fall behind after every wait at an mbarrier, and `products`.
+inline unsigned slow = 0;
+// Products are carried out when they are waited for, behind other warps.
+constexpr unsigned products = 1u << 31;
 constexpr unsigned nap = 7;  // by so many turns
 
 inline bool passed_by(const char* file, int line) {
@@ -70,7 +72,8 @@ inline void arrive(std::uint64_t& word, std::uint32_t bytes = 0) {
 struct Map {
     std::uint64_t address, dims[4], strides[3];
     std::uint32_t box[4];
-    std::uint32_t element, row;  // bytes of an element, and of a row of the swizzle: one chunk's where there is none
+    // Bytes of an element, and of a row of the swizzle: one chunk's where there is none.
+    std::uint32_t element, row;
 };
 
 struct TensorCopy {
@@ -133,7 +136,8 @@ struct Wait {
     bool over;
 };
 
-// The lanes of a warp look together.  What flies lands last of all, the latest first, and no more than the phase needs.
+// The lanes of a warp look together.  What flies lands last of all, the latest first, and no more
+// than the phase needs.
 inline void look(void* const (&operands)[warp_size]) {
     Wait& first = *static_cast<Wait*>(operands[0]);
     Barrier& made = barrier(*first.word);

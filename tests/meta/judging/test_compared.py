@@ -1,5 +1,5 @@
-"""What is compared in a stack is for each case what it is alone: complete rulings, right and wrong
-ones, places included."""
+"""A case that is compared in a stack has the ruling that it has alone: right and wrong ones, with
+places and measures."""
 
 from __future__ import annotations
 

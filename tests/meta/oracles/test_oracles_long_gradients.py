@@ -12,6 +12,7 @@ from torch import Tensor
 from references import attention
 from references.masks import Causal, Full, Lengths, Mask, Window
 from references.score_mods import ScoreMod, Softcap
+from tests.harness import long_trials
 from tests.harness.declared import flat_gradients
 from tests.harness.fake_trials import OK, convicted, trial_of
 from tests.properties import tier
@@ -30,24 +31,7 @@ from verify.variant import Config, GradientNumerics
 
 torch.set_num_threads(1)
 
-WIDE = Problem(
-    heads_q=2,
-    heads_kv=1,
-    seqlen_q=4,
-    seqlen_kv=(1 << 16) + 65,
-    head_dim=24,
-    dtype="float16",
-    seed=5,
-)
-TALL = Problem(
-    heads_q=2,
-    heads_kv=1,
-    seqlen_q=(1 << 16) + 140,
-    seqlen_kv=20,
-    head_dim=16,
-    dtype="float16",
-    seed=5,
-)
+WIDE, TALL = long_trials.WIDE.but(seqlen_q=4), long_trials.TALL.but(seqlen_kv=20)
 
 Tensors = dict[str, Tensor]
 Kernel = Callable[[Problem, Tensors], Tensors]
