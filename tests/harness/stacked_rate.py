@@ -17,9 +17,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import torch
-
 from verify.campaign.judge import Judge
+from verify.campaign.leases.hosts import visible_gpus
 from verify.campaign.targets import Target
 from verify.campaign.together import siblings
 from verify.cell.discovery import roster
@@ -92,8 +91,12 @@ def _apart(judge: Judge, target: Target, problems: list[Problem]) -> str:
             os.environ[JUDGE_DEVICE] = asked
         for mine, theirs in zip(together, alone, strict=True):
             count += 1
-            for a, b in zip(mine, theirs, strict=True):
-                other += (a.case, a.oracle, a.outcome) != (b.case, b.oracle, b.outcome)
+            asked_alone = {verdict.oracle: verdict for verdict in theirs}
+            for a in mine:
+                if a.outcome == "inapplicable":  # of those together, some are launched no other way
+                    continue
+                b = asked_alone[a.oracle]
+                other += (a.case, a.outcome) != (b.case, b.outcome)
                 other += a.measures.keys() != b.measures.keys()
                 far = max(far, _farthest(a, b))
     return f"parity: {count} cases, {other} verdicts differ, measures by {far:.2g} at most"
@@ -113,21 +116,28 @@ def _farthest(a: Verdict, b: Verdict) -> float:
 
 
 def together(arguments: list[str], processes: int) -> None:
-    """Several of them at the same time."""
+    """Several of them at the same time, spread over the visible GPUs in turn."""
     command = [sys.executable, "-m", "tests.harness.stacked_rate", *arguments]
+    gpus = visible_gpus() or [""]
     running = [
-        subprocess.Popen([*command, str(-n)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, str(-n)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus[n % len(gpus)]},
+        )
         for n in range(1, processes + 1)
     ]
     lines = [line for one in running for line in one.communicate()[0].splitlines()]
     rates = [float(line.split(" cases/s")[0].split()[-1]) for line in lines if "cases/s" in line]
     print(
-        f"{processes} processes: {sum(rates):.0f} cases/s; the first: {lines[0] if lines else ''}"
+        f"{processes} processes, {len(gpus)} GPUs: {sum(rates):.0f} cases/s; the first:"
+        f" {lines[0] if lines else ''}"
     )
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of each judge
     given, last = sys.argv[1:5], int(sys.argv[5]) if len(sys.argv) > 5 else 1
     os.environ[SIBLINGS] = given[2].rstrip("x")
     if last > 1:

@@ -109,7 +109,7 @@ class Judge:
             part = problems[start : start + _AHEAD]
             ahead: dict[str, Trial] = {}
             if len(part) > 1 and target.group in STACKED:
-                ahead = {t.problem.name: t for t in self._begun(target, part, phase)}
+                ahead = {t.problem.name: t for t in self._begun(target, part, phase, start)}
             try:
                 for problem in part:
                     yield self.judge(target, problem, phase, ahead.pop(problem.name, None))
@@ -118,11 +118,17 @@ class Judge:
                     self.judge(target, trial.problem, phase, trial)
                 raise
 
-    def _begun(self, target: Target, problems: Sequence[Problem], phase: Phase) -> list[Trial]:
+    def _begun(
+        self, target: Target, problems: Sequence[Problem], phase: Phase, start: int
+    ) -> list[Trial]:
         """Trials that are launched and have what could be computed together; their begin is on
-        record."""
-        fresh = [p for p in problems if not self._standing(_case(target, p), target)]
-        trials = prepare([self._trial(target, problem) for problem in fresh])
+        record.  start: the number of the first."""
+        fresh = [
+            self._trial(target, problem, number)
+            for number, problem in enumerate(problems, start)
+            if not self._standing(_case(target, problem), target)
+        ]
+        trials = prepare(fresh)
         for ahead, trial in enumerate(trials):
             case = _case(target, trial.problem).id
             self.recorder.begin(case, phase, target.declaration.ref, ahead)
@@ -171,7 +177,7 @@ class Judge:
                 self.recorder.write(verdict)
         return verdicts
 
-    def _trial(self, target: Target, problem: Problem) -> Trial:
+    def _trial(self, target: Target, problem: Problem, number: int = 0) -> Trial:
         cell = self._cell(target.declaration)
         history = self.histories.setdefault(target.declaration.path, History())
         return Trial(
@@ -185,6 +191,7 @@ class Judge:
             refuses=groups()[target.group].outside,
             with_best=problem.seed % _BEST_EVERY == 0,
             hearing=Hearing(_case(target, problem).id, history),
+            number=number,
         )
 
     def restart_process(self, declaration: Declaration) -> None:

@@ -26,7 +26,8 @@ class Facts:
 
     refuses: the problem is outside the support, so no forward can save O and LSE for a backward.
     hearing: the case in the history of its cell, shared with the trials beside it.  notes: results
-    that an oracle will need again, by name.
+    that an oracle will need again, by name.  number: of the case among those that are judged
+    together; 0 for one alone.
     """
 
     declaration: Declaration
@@ -41,6 +42,7 @@ class Facts:
     clock: Clock = field(default_factory=Clock)
     hearing: Hearing = field(default_factory=Hearing)
     notes: dict[str, Any] = field(default_factory=dict)
+    number: int = 0
 
     @cached_property
     def inputs(self) -> Inputs:
