@@ -9,6 +9,7 @@ numbers that each would get alone (`verify.judging.stacked`).
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Sequence
 
@@ -28,6 +29,7 @@ from verify.tolerance.forward import ForwardArithmetic, resolve
 
 # Groups whose oracles ask the truth and gradients of a case's own problem before anything else.
 STACKED = frozenset({"accuracy", "gradients"})
+_LEAST_SPREAD, _MOST_SPREAD = 2.0**-12, 2.0**6
 
 
 def prepare(trials: Sequence[Trial]) -> list[Trial]:
@@ -96,9 +98,10 @@ def _questions(trial: Trial) -> list[list[ForwardArithmetic]]:
 
 
 def siblings(target: Target, problem: Problem) -> list[Problem]:
-    """As many siblings as VERIFY_SIBLINGS says, less those that the target does not ask."""
+    """As many siblings as VERIFY_SIBLINGS says, less those that the target does not ask; none of a
+    problem that other values make no harder."""
     count = int(os.environ.get(SIBLINGS, "0"))
-    if not count or target.group not in STACKED:
+    if not count or target.group not in STACKED or not _weighs(problem):
         return []
     names = groups()[target.group].distributions or ordinary()
     at = names.index(problem.distribution) if problem.distribution in names else 0
@@ -108,6 +111,13 @@ def siblings(target: Target, problem: Problem) -> list[Problem]:
         values = names[(at + number) % len(names)], problem.seed ^ number << 3
         found += like(target, problem, values)
     return found
+
+
+def _weighs(problem: Problem) -> bool:
+    """Whether keys share the weight of a row: there are two at least, and their scores neither
+    vanish nor leave all of it to one."""
+    spread = abs(problem.scale) * math.sqrt(problem.head_dim)  # of scores of standard normal values
+    return problem.seqlen_kv > 1 and _LEAST_SPREAD < spread < _MOST_SPREAD
 
 
 def like(target: Target, problem: Problem, values: tuple[str, int]) -> list[Problem]:

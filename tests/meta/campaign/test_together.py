@@ -56,6 +56,24 @@ def test_siblings_differ_in_their_values_alone(monkeypatch: pytest.MonkeyPatch) 
     assert siblings(replace(TARGET, group="counting"), PROBLEM) == []
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seqlen_kv": 1},
+        {"softmax_scale": 0.0},
+        {"softmax_scale": 2.0**-120},
+        {"softmax_scale": -1e9},
+    ],
+    ids=["one key", "no scores", "equal scores", "one key of all"],
+)
+def test_a_problem_that_values_make_no_harder_has_none(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SIBLINGS, "3")
+    assert len(siblings(TARGET, PROBLEM)) == 3
+    assert siblings(TARGET, PROBLEM.but(**changes)) == []
+
+
 def test_the_count_of_siblings_is_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("-1", "1.5", "many", ""):
         monkeypatch.setenv(SIBLINGS, value)
@@ -136,6 +154,7 @@ def test_each_case_has_the_verdicts_that_it_has_alone(
     assert asked == [6]
     # Those of one kind that were launched before the one that ends its process.
     assert [[trial.problem for trial in stack] for stack in compared] == [problems[0:3:2]]
+    assert [[trial.number for trial in stack] for stack in compared] == [[0, 2]]
     for number, (problem, verdicts) in enumerate(zip(problems, found, strict=True)):
         failed = [v.oracle for v in verdicts if v.outcome == "fail"]
         assert failed[:1] == ([wrong[number]] if number in wrong else [])

@@ -118,13 +118,15 @@ def test_it_is_asked_on_cuda_of_some_cases_of_who_promises_to_repeat() -> None:
         assert oracle.excludes(replace(DECLARED, contract=promised)) == "declared not deterministic"
     (oracle,) = (oracle for oracle in of_group("accuracy") if oracle.name == "concurrent")
 
-    def asked(problem: Problem, environment: object = PLAIN_CUDA) -> bool:
+    def asked(problem: Problem, environment: object = PLAIN_CUDA, number: int = 0) -> bool:
         trial = trial_of(problem)
+        trial.number = number
         trial.cell = cast(Cell, SimpleNamespace(environment=environment))
         return oracle.concerns(trial)
 
     assert sum(asked(PLAIN.but(seed=seed)) for seed in range(64)) == 8
     assert asked(PLAIN.but(seed=8))
+    assert [asked(PLAIN.but(seed=8), number=n) for n in range(16)].count(True) == 2
     assert not asked(PLAIN.but(seed=8), PLAIN_CPU)
     assert not asked(PLAIN.but(seed=8, seqlen_q=1 << 17)), (
         "as many copies as launches would take too much memory"
