@@ -37,13 +37,15 @@ class Unloadable:
 
 
 def declares_nothing(reply: Reply, path: Path) -> bool:
-    """Whether a file that was not loaded has no declaration.
+    """Whether a file that was not loaded has no declaration, and no function that can be judged
+    without one.
 
     A package's __init__.py often imports from its package, of which a single file is no part.
     """
     if reply.data.get("undeclared") is True:
         return True
-    if path.name != "__init__.py" or reply.message != _IN_NO_PACKAGE:
+    init = path.name == "__init__.py" and reply.message == _IN_NO_PACKAGE
+    if not (init or reply.status == "breach"):
         return False
     return DECLARES.search(path.read_text(encoding="utf-8", errors="replace")) is None
 

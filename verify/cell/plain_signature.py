@@ -57,8 +57,13 @@ class Signature:
                     f" {', '.join(_KNOWN)}); give it one, or{how_to_call(list(required))}"
                 )
         named = zip(_PURPOSES, (_CAUSAL, _SCALE, _MASK, _WINDOW, _SOFTCAP, _GROUPED), strict=True)
+        told = {  # a mask that is named by a text is no tensor
+            name: each
+            for name, each in others.items()
+            if not (name in _MASK and isinstance(each.default, str))
+        }
         by_purpose: dict[str, Any] = {
-            purpose: next((name for name in names if name in others), None)
+            purpose: next((name for name in names if name in told), None)
             for purpose, names in named
         }
         return Signature(**by_purpose, required=required)

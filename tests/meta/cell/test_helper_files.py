@@ -65,6 +65,16 @@ class TestRoster:
         assert (failed(found), len(found.declarations)) == ([], 1)
         assert Roster.loads(found.dumps()) == found
 
+    def test_an_imported_file_whose_function_cannot_be_called_is_no_kernel(
+        self, tmp_path: Path, fork_server: ForkServer
+    ) -> None:
+        unfit = HELPER + "\n\ndef forward(q, k, v, out):\n    out.copy_(v)\n"
+        files = folder(tmp_path, mine=KERNEL.format(helper="common"), common=unfit)
+        found = roster(files, fork_server)
+        assert (list(refs(found)), failed(found)) == (["common.py"], [])
+        files = folder(tmp_path, common=unfit, mine=KERNEL.format(helper="verify"))
+        assert "common.py" in failed(roster(files, fork_server)), "no kernel imports it"
+
     def test_a_file_that_no_kernel_needs_does_not_load(
         self, tmp_path: Path, fork_server: ForkServer
     ) -> None:

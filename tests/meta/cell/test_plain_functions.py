@@ -126,6 +126,15 @@ def test_a_window_is_passed_as_flash_attn_has_it(tmp_path: Path) -> None:
     assert support.refusal(INSIDE.but(mask=Window(1, 1))) is not None
 
 
+def test_a_mask_that_is_named_by_a_text_is_no_tensor(tmp_path: Path) -> None:
+    square = PROBLEM.but(mask=Causal())
+    assert called(tmp_path, "q, k, v, mask=None", problem=square)["mask"].dtype == torch.bool
+    seen = called(tmp_path, 'q, k, v, mask="full", causal=False', problem=square)
+    assert (seen["mask"], seen["causal"]) == ("full", True)
+    (variant,) = loaded(tmp_path, 'def attention(q, k, v, mask="full"): return q').variants
+    assert variant.support.masks == ("full",)
+
+
 def test_a_softcap_is_passed_where_there_is_one(tmp_path: Path) -> None:
     seen = called(tmp_path, "q, k, v, softcap", problem=INSIDE.but(score_mod=Softcap(20.0)))
     assert seen["softcap"] == 20.0
