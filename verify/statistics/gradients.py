@@ -69,7 +69,8 @@ class _Weights:
 @dataclass(frozen=True)
 class _Sum:
     """How weights become a gradient.  heads: query heads in one result; coherent: (heads, outputs,
-    dim), what the sums may be off by besides, because all terms of an output share an error."""
+    dim), the standard deviation of what all terms of an output share: elements of a row may have
+    anything in common (`limits`)."""
 
     unit: Unit
     scale: float
@@ -230,10 +231,9 @@ def _predicted(
         + a.probability.unit_roundoff**2 / 2 * nominal.abs()
     )
     # An exponential may be off by as much in every pair, which nothing divides out again.
-    allowance = (
-        allowance + (a.exp + U * (2 + a.gradient_roundings)) * nominal.abs() + scale * rule.coherent
-    )
+    allowance = allowance + (a.exp + U * (2 + a.gradient_roundings)) * nominal.abs()
     variance = rounded + others + rule.blocks * (U * UNIFORM * reach).square()
+    variance = variance + (scale * rule.coherent) ** 2
     variance += rounded_sums(rule.unit, float(rule.heads * size.shape[-1]), nominal, walk)
     known = (half_place(nominal, a.output) * UNIFORM).square()
     last = (half_place(nominal.abs() + variance.sqrt() + allowance, a.output) * UNIFORM).square()
