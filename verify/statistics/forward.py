@@ -39,16 +39,20 @@ _EFFECTIVE = 4.0  # 1 / sum P^2
 # relative spread of a row's P, in units of u_P, from which on their roundings are unrelated
 _COHERENT = 16.0
 _SMALL = 0.1  # relative error of weights up to which the first order is enough
+_STEPS = 3  # fp32 roundings of numbers as large as a score and the maximum together
 
 
 @dataclass(frozen=True)
 class _Weights:
     """Errors of a block's weights, relative.  (heads, rows, keys), unless said."""
 
-    # bound of what may have one sign in all keys: the matrix unit, fp32 roundings, exponentials
+    # bound of what may have one sign in all keys: the matrix unit, the factor of the scores,
+    # exponentials
     common: Tensor
     # standard deviation of what sums of Q K^T to nearest round, of its own in every key
     sums: Tensor
+    # standard deviation of what fp32 rounds on the way from a score to its exponential
+    steps: Tensor
     # standard deviation of what Q and K lost to a prescale, the same in every key's share of a
     # feature
     operands: Tensor
@@ -149,11 +153,14 @@ def _weights(problem: Problem, block: RowBlock, a: ForwardArithmetic, walk: Tens
     mod = mod_errors(problem, a)
     roundings = 1 + mod.count("score") + mod.count("result") if mod else 0
     common = drift(a.scores, problem.head_dim) * (size + WALK * walk)
-    common += (UNIFORM * U * (3 + a.scale_roundings + roundings)) * (size + top + a.offset)
+    common += (U * a.scale_roundings) * size
     if mod:
         common += a.function * block.scores.abs().masked_fill_(hidden, 0.0)
     common += a.exps
     of_sums = rounded_sums(a.scores, float(problem.head_dim), size, walk.square()).sqrt_()
+    # The product with the factor and a mod's steps; the product with the maximum, and differences.
+    steps = (1 + roundings) * size.square() + _STEPS * (size + top + a.offset).square()
+    steps = steps.sqrt_().mul_(UNIFORM * U)
     scale, sums = (1.0 if a.normalised else block.row_sum[..., None].clamp(min=1.0)), p
     worst = (UNIFORM * a.probability_roundoff) * p
     least = worst / 2
@@ -165,6 +172,7 @@ def _weights(problem: Problem, block: RowBlock, a: ForwardArithmetic, walk: Tens
     return _Weights(
         common=common.masked_fill_(hidden, 0.0),
         sums=of_sums.masked_fill_(hidden, 0.0),
+        steps=steps.masked_fill_(hidden, 0.0),
         operands=(a.operand_roundings * UNIFORM) * walk,
         scores=torch.zeros_like(p)
         if a.score_format is None
@@ -182,7 +190,7 @@ def _suited(block: RowBlock, a: ForwardArithmetic, w: _Weights) -> Tensor:
     p, keys = block.probabilities, block.visible.sum(-1)
     squares = p.square().sum(-1)
     differ = keys * squares - 1 >= (_COHERENT * a.probability_roundoff) ** 2
-    largest = (p * (w.common + w.operands + w.scores + w.sums)).sum(-1)
+    largest = (p * (w.common + w.operands + w.scores + w.sums + w.steps)).sum(-1)
     return (
         (keys >= _KEYS)
         & (squares * _EFFECTIVE <= 1)
@@ -197,8 +205,8 @@ def _out(
 ) -> Prediction:
     p, values, size = block.probabilities, block.values, block.out.abs()
     keys = block.visible.sum(-1, keepdim=True, dtype=torch.float64)
-    own = (w.operands.square() + w.scores.square() + w.sums.square()).sqrt_()
-    moved = p.square() * (w.common + own).square()
+    parts = (w.common, w.operands, w.scores, w.sums, w.steps)
+    moved = p.square() * torch.stack([x.square() for x in parts]).sum(0)
     stacked = torch.cat([w.rounding.square(), w.least.square(), p.square(), moved], 1)
     rounded, least, walk, spread = torch.bmm(stacked, values.square()).chunk(4, 1)
     # The heaviest P is 1 where it is the row's maximum, and then is exact.

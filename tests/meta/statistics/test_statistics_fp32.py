@@ -3,6 +3,7 @@ fp32 kernels pass, and faults of a few parts in a million are seen after some hu
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +25,11 @@ from tests.harness.emulation_backward import BackwardKernel
 from tests.meta.arithmetic.test_partial_sums import tree_sum
 from verify.arithmetic.mma import unit_for
 from verify.arithmetic.units import FMA32
+from verify.problem import Problem
+from verify.statistics.gradients import Given, predictions
 from verify.statistics.rows import rounded_sums
+from verify.tolerance.gradients_arithmetic import resolve
+from verify.variant import Config
 
 FMA = Kernel("fp32 by FMA", flat_numerics(block_n=32, scale_roundings=3), dtypes=("float32",))
 CPU = Kernel("CPU", flat_numerics(block_n=64), "cpu", dtypes=("float32",))
@@ -75,8 +80,31 @@ def test_honest_backwards_stay_inside() -> None:
     assert found.failing() == set()
     for pool in found.pools.values():
         assert 0.05 < pool.rms < 0.5
-        assert pool.slack < 0.2
+        assert pool.slack < 0.3
         assert abs(pool.toward) < 0.05
+
+
+def test_an_error_of_d_is_in_every_key_and_its_own_in_every_row() -> None:
+    """K is the same in all keys, so that dQ is nothing but errors, and that of D the largest."""
+    problem = Problem(seqlen_q=64, seqlen_kv=4096, head_dim=32, dtype="float32")
+    draw = torch.Generator().manual_seed(3)
+    v, dout = (torch.randn(1, n, 32, generator=draw).double() for n in (4096, 64))
+    v += 1  # so that O is, and with it D
+    k = torch.full((1, 4096, 32), 3.0, dtype=torch.float64)
+    out = v.mean(1, keepdim=True).expand(1, 64, 32).float().double()
+    lse = torch.full((1, 64, 1), math.log(4096), dtype=torch.float64)
+    given = Given(torch.zeros_like(dout), k, v, dout, out, lse)
+    arithmetic = resolve(BACKWARD.numerics, Config(), problem, BACKWARD.arch)
+    _, predicted = predictions(problem, given, arithmetic, torch.arange(64), torch.arange(4096))[
+        "dq"
+    ]
+    products, delta = (dout * out).float(), torch.zeros(1, 64)
+    for feature in range(32):
+        delta = delta + products[..., feature]
+    off = delta.double() - (dout * out).sum(-1)
+    error = problem.scale * off[..., None] * 3.0
+    z = error / (predicted.sigma + predicted.allowance)
+    assert 0.1 < float(z.square().mean().sqrt()) < 1
 
 
 def larger(strength: float) -> Change:
@@ -85,10 +113,10 @@ def larger(strength: float) -> Change:
 
 def test_results_too_large_by_a_few_parts_in_a_million() -> None:
     """Some 550 rows each.  None is seen if all that sums round could have one sign."""
-    for strength, seen in ((1.2e-6, {"out"}), (2e-7, set())):
+    for strength, seen in ((7e-7, {"out"}), (2e-7, set())):
         found = forwards(FMA, problems("float32", SHAPES, 1), change=larger(strength))
         assert found.failing() - {"lse"} == seen
-    for strength, seen in ((2.3e-6, {"dq", "dk", "dv"}), (1.6e-6, {"dv"}), (5e-7, set())):
+    for strength, seen in ((1.7e-6, {"dq", "dk", "dv"}), (1.1e-6, {"dv"}), (4e-7, set())):
         asked = problems("float32", SQUARE, 1)
         assert backwards(BACKWARD, asked, change=larger(strength)).failing() == seen
 
