@@ -52,7 +52,7 @@ def _begun(path: Path) -> Iterator[tuple[str, str]]:
         if data.get("kind") == "begin":
             last = {} if not data.get("ahead") else last
             last[str(data.get("case"))] = str(data.get("variant", ""))
-        elif data.get("kind") == "verdict":
+        elif data.get("kind") in ("verdict", "passed"):
             last.pop(str(data.get("case")), None)
     yield from last.items()
 

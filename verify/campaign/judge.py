@@ -172,9 +172,8 @@ class Judge:
             path = published(target.declaration.path)
             variant = aftermath.blamed(incident, case.variant, path)
             verdicts.append(replace(verdict, variant=variant, outcome=aftermath.outcome(incident)))
-        for verdict in verdicts:
-            with trial.clock.timed("record"):
-                self.recorder.write(verdict)
+        with trial.clock.timed("record"):
+            self.recorder.write_case(verdicts)
         return verdicts
 
     def _trial(self, target: Target, problem: Problem, number: int = 0) -> Trial:

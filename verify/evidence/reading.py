@@ -28,6 +28,7 @@ from verify.evidence.records import (
     Finding,
     Interruption,
     NotRun,
+    Passed,
     Record,
     RunInfo,
     VariantEntry,
@@ -194,7 +195,6 @@ def _folder(path: Path, shared: dict[Any, Any], named: bool) -> RunRecords:
         VariantEntry: found.variants,
         Begin: found.begins,
         Interruption: found.interruptions,
-        Verdict: found.verdicts,
         Drawn: found.drawn,
         NotRun: found.not_run,
         Built: found.builds,
@@ -211,18 +211,18 @@ def _folder(path: Path, shared: dict[Any, Any], named: bool) -> RunRecords:
                     if line.strip():
                         found.torn.append(f"{name}:{number}")
                     continue
-                if isinstance(record, Verdict):
-                    _share(record, shared)
-                    if record.outcome == "pass":
-                        record = _held_to_its_measures(record)
-                lists[type(record)].append(record)
+                if isinstance(record, Verdict | Passed):
+                    several = record.verdicts if isinstance(record, Passed) else [record]
+                    found.verdicts += [_taken(verdict, shared) for verdict in several]
+                else:
+                    lists[type(record)].append(record)
     return found
 
 
 # Nearly every line is one of these, and begins as `Recorder.write` writes it.
 _READERS = {
     f'{{"kind":"{kind}",'.encode()[:16]: strict_json.reader(KINDS[kind])
-    for kind in ("begin", "verdict")
+    for kind in ("begin", "verdict", "passed")
 }
 
 
@@ -252,6 +252,12 @@ def _record(line: bytes) -> Record | None:
 _WORDS = ("case", "variant", "config", "dtype", "oracle", "group", "problem", "bins")
 _words_of = attrgetter(*_WORDS)
 _SLOTS = [getattr(Verdict, name).__set__ for name in _WORDS]
+
+
+def _taken(verdict: Verdict, shared: dict[Any, Any]) -> Verdict:
+    """A verdict as it counts."""
+    _share(verdict, shared)
+    return _held_to_its_measures(verdict) if verdict.outcome == "pass" else verdict
 
 
 def _share(verdict: Verdict, shared: dict[Any, Any]) -> None:

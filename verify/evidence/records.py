@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -154,6 +155,98 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """What one oracle told of a case that it did not convict; see `Verdict`."""
+
+    oracle: str
+    measures: dict[str, Number] = field(default_factory=dict)
+    observed: dict[str, str] = field(default_factory=dict)
+    bins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passed:
+    """A case that no oracle convicts: all verdicts on it, which a campaign records in one line.
+
+    passing, inapplicable: names of oracles.  told: of those with more to say.  All else is of each
+    verdict (`Verdict`); the case's id holds the variant, config, group and problem.
+    """
+
+    case: str
+    dtype: str
+    phase: Phase
+    seconds: dict[str, Number] = field(default_factory=dict)
+    passing: tuple[str, ...] = ()
+    inapplicable: tuple[str, ...] = ()
+    told: tuple[Told, ...] = ()
+    time: Number = 0.0  # seconds since the epoch; `Recorder.write` fills it in
+
+    @staticmethod
+    def of(verdicts: Sequence[Verdict]) -> Passed | None:
+        """What one record can say of them, all on one case; None if it would lose something."""
+        first = verdicts[0]
+        if len({each.oracle for each in verdicts}) < len(verdicts):
+            return None
+        whole = (*place_of(first.case), first.case, first.dtype, first.phase, first.seconds)
+        for each in verdicts:
+            own = each.variant, each.config, each.group, each.problem, each.case, each.dtype
+            if (*own, each.phase, each.seconds) != whole or each.finding or each.time:
+                return None
+            if each.outcome == "fail":
+                return None
+        return Passed(
+            case=first.case,
+            dtype=first.dtype,
+            phase=first.phase,
+            seconds=first.seconds,
+            passing=tuple(v.oracle for v in verdicts if v.outcome == "pass"),
+            inapplicable=tuple(v.oracle for v in verdicts if v.outcome != "pass"),
+            told=tuple(
+                Told(oracle=v.oracle, measures=v.measures, observed=v.observed, bins=v.bins)
+                for v in verdicts
+                if v.measures or v.observed or v.bins
+            ),
+        )
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """The verdicts that were recorded."""
+        variant, config, group, problem = place_of(self.case)
+        told = {each.oracle: each for each in self.told}
+        outcomes: list[tuple[str, Outcome]] = [(oracle, "pass") for oracle in self.passing]
+        outcomes += [(oracle, "inapplicable") for oracle in self.inapplicable]
+        found = []
+        for oracle, outcome in outcomes:
+            more = told.get(oracle) or Told(oracle=oracle)
+            found.append(
+                Verdict(
+                    case=self.case,
+                    variant=variant,
+                    config=config,
+                    dtype=self.dtype,
+                    oracle=oracle,
+                    group=group,
+                    outcome=outcome,
+                    phase=self.phase,
+                    problem=problem,
+                    seconds=self.seconds,
+                    measures=more.measures,
+                    observed=more.observed,
+                    bins=more.bins,
+                    time=self.time,
+                )
+            )
+        return found
+
+
+def place_of(case: str) -> tuple[str, str, str, str]:
+    """Variant, config, group and problem of a case's id; the case itself and nothing else if it is
+    none."""
+    parts = case.rsplit(":", 3)
+    return (parts[0], parts[1], parts[2], parts[3]) if len(parts) == 4 else (case, "", "", "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
     """How many problems were drawn for a variant, and how many of them its support refused.
     Records add up."""
@@ -198,13 +291,14 @@ class Built:
     code: str = ""
 
 
-Record = RunInfo | VariantEntry | Begin | Interruption | Verdict | Drawn | NotRun | Built
+Record = RunInfo | VariantEntry | Begin | Interruption | Verdict | Passed | Drawn | NotRun | Built
 KINDS: dict[str, type[Record]] = {
     "run": RunInfo,
     "variant": VariantEntry,
     "begin": Begin,
     "interrupted": Interruption,
     "verdict": Verdict,
+    "passed": Passed,
     "drawn": Drawn,
     "not_run": NotRun,
     "built": Built,

@@ -18,6 +18,7 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,8 +30,10 @@ from verify.evidence.records import (
     Begin,
     EvidenceError,
     Interruption,
+    Passed,
     Phase,
     Record,
+    Told,
     Verdict,
 )
 
@@ -71,15 +74,26 @@ class Recorder:
         """Append one record, stamping a verdict or an interruption that has no time."""
         if self._fd is None:
             raise EvidenceError(f"{self.path}: is closed")
-        if isinstance(record, Verdict | Interruption) and record.time == 0.0:
+        if isinstance(record, Verdict | Passed | Interruption) and record.time == 0.0:
             record = replace(record, time=time.time())
-        values = {each.name: getattr(record, each.name) for each in fields(record)}
+        values = _values(record)
+        if isinstance(record, Passed):  # most lines are such: they hold nothing that is empty
+            values = {name: value for name, value in values.items() if value}
+            if "told" in values:
+                told = [_values(each) for each in record.told]
+                values["told"] = [{n: value for n, value in one.items() if value} for one in told]
         line = strict_json.dumps({"kind": _KIND_OF[type(record)], **values})
         data = line.encode("utf-8", "backslashreplace") + b"\n"
         written = os.write(self._fd, data)
         if written != len(data):
             os.write(self._fd, b"\n")
             raise OSError(f"{self.path}: {written} of {len(data)} bytes written; is the disk full?")
+
+    def write_case(self, verdicts: Sequence[Verdict]) -> None:
+        """Append what the oracles say of one case: one line where none convicts."""
+        passed = Passed.of(verdicts)
+        for record in verdicts if passed is None else (passed,):
+            self.write(record)
 
     def begin(self, case: str, phase: Phase, variant: str = "", ahead: int = 0) -> None:
         """Say that `case` is about to be launched; call it before the launch.  ahead: see
@@ -115,6 +129,10 @@ def being_written(path: Path) -> bool:
         except OSError:
             return False
     return False
+
+
+def _values(record: Record | Told) -> dict[str, object]:
+    return {each.name: getattr(record, each.name) for each in fields(record)}
 
 
 def _ends_with_newline(path: Path) -> bool:

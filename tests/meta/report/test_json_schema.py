@@ -15,6 +15,7 @@ from tests.harness.fake_campaign import evidence
 from verify import cli
 from verify.bundle import ROOT
 from verify.evidence import Interruption, Recorder
+from verify.evidence.records import Passed, Told
 from verify.report import build, dumps
 from verify.report.json_schema import schemas
 
@@ -120,6 +121,11 @@ def test_every_kind_of_record_follows_its_own(tmp_path: Path) -> None:
         ended = Interruption(case="v:c:accuracy:p", variant="v", reason="time")
         for other in (*found.not_run, *found.builds, ended):
             recorder.write(other)
+        told = (Told(oracle="bound", measures={"r_out": 0.5}),)
+        passed = Passed(
+            case="v:c:accuracy:p", dtype="float16", phase="generate", passing=("bound",), told=told
+        )
+        recorder.write(passed)
     lines = [json.loads(line) for line in (tmp_path / "gw0.jsonl").read_text().splitlines()]
     assert {line["kind"] for line in lines} == {
         option["properties"]["kind"]["const"] for option in SCHEMAS["evidence.json"]["oneOf"]

@@ -105,7 +105,7 @@ def _counted(path: Path) -> tuple[int, int, float]:
                 busy += max(last - begun, 0.0)
                 begun = last = said.time
                 cases += 1
-            elif said.kind == "verdict":
+            elif said.kind in ("verdict", "passed"):
                 last = max(last, said.time)
                 failing += said.outcome == "fail"
     return cases, failing, busy + max(last - begun, 0.0)

@@ -242,7 +242,7 @@ def test_accounts_count_what_evidence_says(tmp_path: Path) -> None:
     def line(kind: str, case: str, time: float, outcome: str = "") -> str:
         return json.dumps({"kind": kind, "case": case, "time": time, "outcome": outcome, "x": [1]})
 
-    first = [line("begin", "a", 10), line("verdict", "a", 12, "pass"), line("begin", "b", 20)]
+    first = [line("begin", "a", 10), line("passed", "a", 12), line("begin", "b", 20)]
     first += [line("verdict", "b", 21, "fail"), line("verdict", "b", 22, "pass"), '{"kind": "ver']
     state.write(tmp_path, {A: state.Gpu(3), B: state.Gpu(1, "wrong")})
     (tmp_path / f"{state.recorder_name('gw0', A)}.jsonl").write_text("\n".join(first))
