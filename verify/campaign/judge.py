@@ -37,7 +37,7 @@ from verify.judging.run_checks import held
 from verify.judging.together import Wanted, launch
 from verify.judging.trial import Trial
 from verify.machine.cores import threads
-from verify.oracles import Oracle, files_of, groups, leading_oracle, of_group
+from verify.oracles import Oracle, files_of, groups, leading_oracle, of_group, oracles
 from verify.problem import Problem
 from verify.problem.case import Case, replay_command
 from verify.problem.coverage import coverage_bins
@@ -74,6 +74,10 @@ class Judge:
     layouts: Layouts = field(default_factory=Layouts)
     diagnoses: Diagnoses = field(default_factory=Diagnoses)
     _arch: str = ""
+    # what `_asked` returned, with what it depends on
+    _oracles: dict[tuple[int, str], tuple[Declaration, tuple[Oracle, ...], list[Oracle]]] = field(
+        default_factory=dict
+    )
 
     def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
         """A short text: Hypothesis prints a failing test's arguments, and warns of long ones."""
@@ -132,7 +136,7 @@ class Judge:
         for ahead, trial in enumerate(trials):
             case = _case(target, trial.problem).id
             self.recorder.begin(case, phase, target.declaration.ref, ahead)
-        launch(each for trial in trials for each in _launches(target, trial))
+        launch(each for trial in trials for each in self._launches(target, trial))
         prepare_gradients(trials)
         prepare_comparisons(trials)
         return trials
@@ -163,12 +167,14 @@ class Judge:
         ]
         if not trial.refuses and rulings[0][0] == "execution" and _refused(trial):
             self.refused[key] = self.refused.get(key, 0) + 1
+        seconds = {name: round(spent, 6) for name, spent in trial.clock.seconds.items()}
         verdicts = [
-            self._verdict(case, target, trial, name, ruling, phase) for name, ruling in rulings
+            self._verdict(case, target, trial, name, ruling, phase, seconds)
+            for name, ruling in rulings
         ]
         for incident in trial.hearing.aftermaths[:1]:
             ruling = aftermath.ruling(incident)
-            verdict = self._verdict(case, target, trial, aftermath.ORACLE, ruling, phase)
+            verdict = self._verdict(case, target, trial, aftermath.ORACLE, ruling, phase, seconds)
             path = published(target.declaration.path)
             variant = aftermath.blamed(incident, case.variant, path)
             verdicts.append(replace(verdict, variant=variant, outcome=aftermath.outcome(incident)))
@@ -210,11 +216,29 @@ class Judge:
         """
         rulings: list[tuple[str, Ruling]] = []
         if not trial.refuses:
-            launch(_launches(target, trial))
+            launch(self._launches(target, trial))
             rulings += [(name, ruling) for name, _, ruling in held(trial)]
             if len(rulings) < 2:  # execution failed, so memory was not checked
                 return rulings
-        return rulings + [(oracle.name, oracle.rule(trial)) for oracle in _asked(target)]
+        return rulings + [(oracle.name, oracle.rule(trial)) for oracle in self._asked(target)]
+
+    def _asked(self, target: Target) -> list[Oracle]:
+        """The oracles that judge a target's cases."""
+        key = (id(target.declaration), target.group)
+        known = self._oracles.get(key)
+        if known is None or known[0] is not target.declaration or known[1] is not oracles():
+            asked = [
+                oracle
+                for oracle in of_group(target.group)
+                if oracle.excludes_variant(target.declaration) is None
+            ]
+            self._oracles[key] = known = (target.declaration, oracles(), asked)
+        return known[2]
+
+    def _launches(self, target: Target, trial: Trial) -> list[Wanted]:
+        """The launches of a case that are known before the first one."""
+        more = [each for oracle in self._asked(target) for each in oracle.wanted(trial)]
+        return [Wanted(trial), *more]
 
     def _explained(self, trial: Trial, ruling: Ruling) -> Ruling:
         """The ruling, with what its finding can say of the cause."""
@@ -226,7 +250,7 @@ class Judge:
         case and none has convicted; else []."""
         if self.remembered is None or case.id not in self.remembered.judged:
             return []
-        names = [oracle.name for oracle in _asked(target)]
+        names = [oracle.name for oracle in self._asked(target)]
         verdicts = [self.remembered.verdict_of(case.id, name) for name in names]
         standing = [
             verdict for verdict in verdicts if verdict is not None and verdict.outcome != "fail"
@@ -261,6 +285,7 @@ class Judge:
         oracle: str,
         ruling: Ruling,
         phase: Phase,
+        seconds: dict[str, float],
     ) -> Verdict:
         finding, skipped = ruling.finding, ruling.inapplicable
         if finding is not None:
@@ -279,7 +304,7 @@ class Judge:
             outcome="fail" if finding else "pass" if skipped is None else "inapplicable",
             phase=phase,
             problem=case.problem.name,
-            seconds={name: round(seconds, 6) for name, seconds in trial.clock.seconds.items()},
+            seconds=seconds,
             measures=dict(ruling.measures),
             observed={INAPPLICABLE: skipped} if skipped else dict(ruling.observed),
             bins=tuple(sorted(coverage_bins(case.problem, target.config)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
@@ -205,13 +205,13 @@ class Problem:
     def shape_dout(self) -> tuple[int, int, int, int]:
         return self.shape_out
 
-    @property
-    def layouts(self) -> dict[str, Storage]:
+    @cached_property
+    def layouts(self) -> Mapping[str, Storage]:
         """Of every tensor with a storage of its own."""
         return {name: getattr(self, f"layout_{name}") for name in ("q", "k", "v", "out", "dout")}
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, int, int, int]]:
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, int, int, int]]:
         """Of the tensors in `layouts`."""
         return {
             "q": self.shape_q,
