@@ -29,9 +29,9 @@ class DeviceMemory:
 
     def kept(self, launch: Callable[[], None]) -> int:
         """Launch; return by how many bytes `most` grew, at least 0."""
-        before = torch.cuda.memory_allocated()
+        before = _allocated()
         launch()
-        self.held += torch.cuda.memory_allocated() - before
+        self.held += _allocated() - before
         kept = max(self.held - self.most, 0)
         self.most += kept
         return kept
@@ -43,6 +43,13 @@ class DeviceMemory:
         taken = 0 if self.outside is None else max(outside - self.outside, 0)
         self.outside = outside
         return taken
+
+
+def _allocated() -> int:
+    """`torch.cuda.memory_allocated()`, which makes a sorted list of a hundred figures to pick one.
+    It is asked twice a launch."""
+    found = torch.cuda.memory_stats_as_nested_dict()
+    return int(found["allocated_bytes"]["all"]["current"]) if found else 0
 
 
 def exhausted(error: BaseException) -> bool:

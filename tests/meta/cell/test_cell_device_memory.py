@@ -33,7 +33,11 @@ class Allocator:
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     allocator = Allocator()
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocator.allocated)
+    monkeypatch.setattr(
+        torch.cuda,
+        "memory_stats_as_nested_dict",
+        lambda: {"allocated_bytes": {"all": {"current": allocator.allocated}}},
+    )
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: allocator.allocated + SPARE)
     monkeypatch.setattr(torch.cuda, "mem_get_info", allocator.mem_get_info)
     return allocator
