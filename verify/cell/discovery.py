@@ -9,7 +9,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import product
@@ -24,8 +25,17 @@ from verify.bundle import ROOT
 from verify.cell import helper_files
 from verify.cell.helper_files import Unloadable
 from verify.cell.named_imports import named_from
-from verify.cell.process import PLAIN_CPU, PLAIN_CUDA, Cell, Environment, ForkServer, Reply
+from verify.cell.process import (
+    PLAIN_CPU,
+    PLAIN_CUDA,
+    Cell,
+    Environment,
+    ForkServer,
+    InfrastructureError,
+    Reply,
+)
 from verify.cell.untrusted_text import visible
+from verify.machine.cores import cores
 from verify.machine.extras import advised, lacked_by
 from verify.problem import Problem
 from verify.problem.storage import storage_kind
@@ -35,6 +45,8 @@ from verify.variant import Config, Declaration, declaration_from
 from verify.variant.witness import meaning, witnesses
 
 _LARGEST_SOURCE = 64 << 20  # bytes
+_AT_ONCE = 8  # files that are loaded at the same time; each may take as much memory as a kernel
+_OTHERS = ("crash", "hang", "out of memory")  # what another process can cause
 
 
 @dataclass(frozen=True)
@@ -133,19 +145,53 @@ def environment() -> Environment:
 
 
 def roster(files: list[Path] | None = None, shared: ForkServer | None = None) -> Roster:
-    """Load the files (default: the collection), each in a fresh kernel process.
+    """Load the files (default: the collection), each in a fresh kernel process, several at once.
 
     shared: the fork server to use, which stays open; by default a new one.
     """
     fork_server = ForkServer(environment()) if shared is None else shared
     listing = _Listing()
+    paths = collection() if files is None else files
     try:
-        for path in collection() if files is None else files:
-            listing.add(path, fork_server)
+        for path, reply in zip(paths, _loaded(paths, fork_server), strict=True):
+            listing.add(path, reply)
     finally:
         if shared is None:
             fork_server.close()
     return listing.roster()
+
+
+def _loaded(paths: Sequence[Path], fork_server: ForkServer) -> Iterator[Reply | None]:
+    """The reply to loading each file, in order; None for one whose path cannot be shown.
+
+    Several are loaded at the same time.  One that ended badly then is loaded again alone, in case
+    that it was another's doing, such as that of a file which kills the fork server.
+    """
+
+    def load(path: Path) -> Reply | None:
+        real = str(path.resolve())
+        if visible(real) != real:
+            return None
+        cell = Cell(fork_server)
+        try:
+            return cell.load(real)
+        finally:
+            cell.close()
+
+    def beside(path: Path) -> Reply | None:
+        try:
+            return load(path)
+        except InfrastructureError as error:
+            return Reply("crash", str(error))
+
+    count = min(len(paths), cores(), _AT_ONCE)
+    if count < 2:
+        yield from map(load, paths)
+        return
+    with ThreadPoolExecutor(count) as pool:
+        replies = list(pool.map(beside, paths))
+    for path, reply in zip(paths, replies, strict=True):
+        yield load(path) if reply is not None and reply.status in _OTHERS else reply
 
 
 @dataclass
@@ -171,17 +217,14 @@ class _Listing:
         failures = [each for each in self.failures if each.ref not in why]
         return Roster(tuple(self.entries), tuple(failures), tuple(self.unmet), tuple(helpers))
 
-    def add(self, path: Path, fork_server: ForkServer) -> None:
-        """Load a file."""
+    def add(self, path: Path, reply: Reply | None) -> None:
+        """A file and the reply to loading it."""
         real = path.resolve()
-        if visible(str(real)) != str(real):
+        if reply is None:
             shown = visible(str(path))
             reason = "its path has characters that cannot be shown: rename it"
             self.failures.append(Unloadable(shown, shown, reason))
             return
-        cell = Cell(fork_server)
-        reply = cell.load(str(real))
-        cell.close()
         inside = real.is_relative_to(ROOT / "kernels")
         shown = real.relative_to(ROOT).as_posix() if inside else str(path)
         if reply.ok:
