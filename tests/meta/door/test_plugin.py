@@ -59,6 +59,7 @@ def test_one_item_for_each_property(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WRONG, encoding="utf-8")
     right = WRONG.replace("1.01", "1.0")
     (tmp_path / "right.py").write_text(right, encoding="utf-8")
+    (tmp_path / "pyproject.toml").write_text("[tool.verify]\nworkers = 0\n", encoding="utf-8")
     options = ("--kernel", "mine.py", "--kernel", "right.py", "--kernel-examples", "1")
     options += ("--junitxml", "out.xml", "-v")
     done = run("pytest", *PLUGIN, *options, "-k", "accuracy or counting or refusal", cwd=tmp_path)
