@@ -293,10 +293,13 @@ def profile(
     return run(request, console)
 
 
-@click.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def test(arguments: tuple[str, ...]) -> int:
-    """Run the complete test suite (pytest -n auto); further arguments go to pytest."""
+    """Run the complete test suite (pytest -n auto); further arguments go to pytest.
+
+    `pytest --help` lists them.
+    """
     if INSTALLED:
         raise UsageError(
             "test: an installed wheel has no test suite; run this command in a checkout or an"

@@ -93,6 +93,7 @@ def test_an_interrupted_run_says_so_and_how_to_go_on(
     data = passing()
     order = recorded("ended", data)
     cases = len({v.case for v in data.verdicts})
+    monkeypatch.setattr(runner, "_LAST_CASES", 0.2)
     # The child sends the signal to this process, as a terminal or a job scheduler would.
     the_campaign_is(monkeypatch, "sh", "-c", f"kill -{sent} $PPID; sleep 60")
     dtypes = "--dtype float32 --dtype float16"
@@ -111,6 +112,7 @@ def test_an_interrupted_run_keeps_its_conviction(
     at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded("failed", evidence(cases=6))
+    monkeypatch.setattr(runner, "_LAST_CASES", 0.2)
     the_campaign_is(monkeypatch, "sh", "-c", "kill -TERM $PPID; sleep 60")
     assert command(monkeypatch, "fuzz", PLAIN, "--run-id", "failed") == FAILED
     assert "continue with: verify fuzz" in capsys.readouterr().out

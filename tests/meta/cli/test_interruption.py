@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.harness.finished_runs import PLAIN, command, passing, recorded, the_c
 from tests.harness.rendered import as_markdown
 from verify.bundle import ROOT
 from verify.campaign import halt, interruption, runner
-from verify.campaign.runner import CLEAN, INFRASTRUCTURE
+from verify.campaign.runner import CLEAN, INFRASTRUCTURE, RunRequest
 from verify.evidence import Evidence, Interruption, Recorder, being_written, load
 from verify.report import build
 from verify.report.outcome import incomplete
@@ -101,8 +102,15 @@ def test_a_second_signal_ends_at_once(
 def test_the_end_of_the_time_interrupts_too(
     at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(runner, "_GRACE", 0.0)
-    code, found, folder, _ = run(0, monkeypatch, "--max-time", "8")
+    begun = RunRequest(run_id="ended").directory.absolute() / "gw2.jsonl"
+
+    def monotonic() -> float:
+        """An hour passes when the session has begun its last case."""
+        over = begun.exists() and CASES[3] in begun.read_text(encoding="utf-8")
+        return time.monotonic() + 3600.0 * over
+
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=monotonic))
+    code, found, folder, _ = run(0, monkeypatch, "--max-time", "900")
     assert code == CLEAN
     assert unjudged(found) == (CASES[:1], CASES[1:4])
     lines = (folder / f"{interruption.WORKER}.jsonl").read_text().splitlines()

@@ -21,6 +21,8 @@ from verify.door.stand_in import stand_in
 from verify.evidence import Evidence, NotRun, Recorder, Verdict
 from verify.problem import Problem
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 OBJECTS = """
 import functools
 import math

@@ -11,7 +11,7 @@ import pytest
 from tests.harness.host_library import host_library, runs
 from tests.meta.door.test_adapters import BASE, DOUBLES
 from tests.meta.door.test_callables import OBJECTS
-from tests.meta.door.test_checking import run
+from tests.meta.door.test_checking import QUIETLY, run
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
 from verify.cell.discovery import roster
@@ -171,7 +171,7 @@ def test_all_of_them_in_a_test_file_of_the_authors(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     (tmp_path / "objects.py").write_text(OBJECTS, encoding="utf-8")
     (tmp_path / "test_mine.py").write_text(THREE_LINES, encoding="utf-8")
-    done = run("pytest", "-q", "-p", "no:cacheprovider", "test_mine.py", cwd=tmp_path)
+    done = run("pytest", *QUIETLY[:-1], "test_mine.py", cwd=tmp_path, fresh=True)
     failed = {f"test_wrong_{name}" for name in ("flash", "function", "cuda")}
     assert "3 failed, 3 passed" in done.stdout, done.stdout + done.stderr
     for name in failed:

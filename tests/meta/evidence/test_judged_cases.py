@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from tests.harness import judged_cases
 from tests.harness.fake_campaign import DEVICE, entry, verdict
 from tests.harness.judged_cases import tally
-from verify.bundle import ROOT
 from verify.evidence import Recorder, RunInfo, VariantEntry, Verdict
 
 FORWARD = entry("triton-forward")
@@ -80,16 +81,18 @@ def test_another_source_does_not_count(tmp_path: Path) -> None:
     assert counted.stale["triton-forward"] == {of(FORWARD, 0).case, of(FORWARD, 1).case}
 
 
-def test_the_command_prints_a_table_and_refuses_what_is_no_run(tmp_path: Path) -> None:
-    folder = run(tmp_path, "a", [FORWARD], [of(FORWARD, 0)])
-    command = [sys.executable, "-m", "tests.harness.judged_cases"]
-    shown = subprocess.run(
-        [*command, str(folder)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert shown.returncode == 0
-    assert "not counted, of another source: 1 of triton-forward" in shown.stdout
-    refused = subprocess.run(
-        [*command, str(tmp_path / "none")], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert refused.returncode == 3
-    assert "is no run directory" in refused.stderr
+def test_the_command_prints_a_table_and_refuses_what_is_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = replace(BACKWARD, source_hash="0" * 16)
+    here = SimpleNamespace(declarations=(FORWARD, changed))
+    monkeypatch.setattr(judged_cases, "roster", lambda: here)
+    verdicts = [of(FORWARD, 0), of(FORWARD, 1), of(BACKWARD, 2)]
+    folder = run(tmp_path, "a", [FORWARD, BACKWARD], verdicts)
+    assert judged_cases.main([str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "| triton | forward | triton-forward | 2 | 0 |" in shown
+    assert "2 judged cases of the present sources in 1 runs" in shown
+    assert "not counted, of another source: 1 of triton-backward" in shown
+    assert judged_cases.main([str(tmp_path / "none")]) == 3
+    assert "is no run directory" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import pytest
 
 from tests.extremes import extreme, extremes, main
 from tests.harness.fake_trials import DECLARED
+from verify.bundle import ROOT
 from verify.campaign.targets import Target
 from verify.problem import Problem
 from verify.problem.inputs import tensors
@@ -75,6 +76,7 @@ def test_the_command_judges_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    kernel = str(ROOT / "kernels" / "torch" / "math_backward.py")
     words = ["-k", "torch-math-backward", "--group", "gradients", "--per-variant", "1"]
-    assert main([*words, "--pairs", "400"]) == 0
+    assert main([kernel, *words, "--pairs", "400"]) == 0
     assert "3 cases, 0 failing" in capsys.readouterr().out

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.harness.drawn_problems import (
     EVERYTHING,
-    FILLING,
     ROUNDS,
     SUPPORTS,
     declare,
@@ -33,6 +32,7 @@ from verify.problem.refusal import fewest_heads, inside
 from verify.problem.strategies import LIMITS, Limits, problems
 from verify.variant import Config, Support
 
+REFUSED = 80  # draws at once of problems outside a support
 by_support = pytest.mark.parametrize("name", SUPPORTS)
 by_limits = pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 
@@ -90,10 +90,10 @@ def test_problems_outside_the_support_name_what_is_refused(name: str) -> None:
     if name != "everything":
         wanted = wanted | {"descales", "layout_k", "layout_v"}
     strategy = outside(declare(support), dtype="float16", limits=LIMITS["cpu"])
-    asked = sample(strategy, FILLING)
-    for number in range(1, ROUNDS):
+    asked = sample(strategy, REFUSED)
+    for number in range(1, 3 * ROUNDS):
         if {argument for _, argument in asked} != wanted:
-            asked += sample(strategy, FILLING, number)
+            asked += sample(strategy, REFUSED, number)
     for problem, argument in asked:
         storage = problem.layouts.get(argument.removeprefix("layout_"))
         if storage is not None and storage.word in support.storages:

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.harness.fake_campaign import evidence
 from tests.meta.probes.test_probes_report import REPORT as PROBES
 from verify.bundle import ROOT
 from verify.probes import page
 from verify.probes.report import write as write_probes
-from verify.report import build, write
+from verify.report import build, plots, write
 
 COMMANDS = """
 import sys
@@ -31,8 +33,12 @@ for words in (
 """
 
 
-def test_reports_are_rendered_and_refused_without_torch(tmp_path: Path) -> None:
+def test_reports_are_rendered_and_refused_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With probes beside the report, whose page is rendered too."""
+    monkeypatch.setattr(plots, "ratio_plot", lambda report: None)  # the commands draw them
+    monkeypatch.setattr(plots, "error_plot", lambda variant, key: None)
     empty, folder, broken = (tmp_path / name for name in ("empty", "device", "broken"))
     for each in (empty, broken):
         each.mkdir()
