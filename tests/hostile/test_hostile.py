@@ -30,7 +30,7 @@ NAMES = sorted(path.stem for path in KERNELS.glob("*.py") if path.stem != "hosti
 PROBLEM = Problem(heads_q=2, heads_kv=2, seqlen_q=20, seqlen_kv=33, head_dim=16, dtype="float32")
 # Bidirectional classes that change the direction of the text after them.
 TURNING = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
-# Cases of each kernel, on different inputs: some attacks need an earlier case, and whether a process
+# Cases of each kernel, on other inputs: some attacks need an earlier case, and whether a process
 # grows is seen in three.
 TIMES = 2
 TIMES_OF_RIGHT = 3
