@@ -18,7 +18,7 @@ from tests.faults.fault import TRITON_BACKWARD, Fault
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
 from verify.cell import arena as memory
-from verify.cell.process import ROOT, Cell
+from verify.cell.process import ROOT, Cell, Reply
 from verify.evidence import Recorder, Verdict
 from verify.judging.launch import Launch
 from verify.judging.trial import Trial
@@ -31,12 +31,26 @@ from verify.variant import Config, Declaration, Numerics, declaration_from
 # hide what is not written.
 _POISONS = memory.POISONS | {"zero": 0}
 _LIVES = 3  # as a judge keeps
-_SHARED = ("inputs", "expanded", "dout", "truth")  # what of a trial no run of a kernel changes
+# what of a trial no run of a kernel changes
+_SHARED = ("inputs", "expanded", "dout", "truth", "known_truth", "_kept")
+# Kernels whose first launch in a process imports torch's compiler, which takes 4 s: right and wrong
+# ones run in one process.
+_SLOW_TO_START = ("flex_eager",)
 
 
 def finest(declaration: Declaration) -> Config:
     """The config with the smallest tiles of keys."""
     return min(declaration.configs, key=lambda config: config.block_n or 64)
+
+
+class _ManyFiles(Cell):
+    """A cell whose process runs several kernel files.  They hold variants of the same names: a file
+    is loaded again when another was loaded since."""
+
+    def load(self, path: str) -> Reply:
+        """Load that file, and forget the others."""
+        self._loaded.clear()
+        return super().load(path)
 
 
 @dataclass
@@ -47,6 +61,7 @@ class Stand:
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="faults-")))
     _declared: dict[str, Declaration] = field(default_factory=dict)
     _tried: dict[tuple[Problem, Config, str, Numerics], Trial] = field(default_factory=dict)
+    _slow: _ManyFiles | None = None
 
     def __post_init__(self) -> None:
         self.judge = Judge(Recorder(self.folder, "faults"))
@@ -60,6 +75,8 @@ class Stand:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._slow is not None:
+            self._slow.close()
         self.judge.close()
 
     def shipped(self, fault: Fault) -> Declaration:
@@ -138,6 +155,10 @@ class Stand:
         """The cell of that file among the judge's; a declaration is read where the kernel will
         run."""
         cells = self.judge.cells
+        if Path(path).stem in _SLOW_TO_START:
+            if self._slow is None:
+                self._slow = _ManyFiles(self.judge.fork_server)
+            return self._slow
         if path not in cells:
             while len(cells) >= _LIVES:
                 cells.popitem(last=False)[1].close()

@@ -19,6 +19,7 @@ from verify.campaign.targets import Target
 from verify.cell import confinement
 from verify.evidence import Evidence, Verdict, load
 from verify.evidence.judge_version import judge_changed, judge_hash
+from verify.judging import history
 from verify.problem import Problem
 from verify.report import build
 from verify.report.schema import Report
@@ -29,7 +30,10 @@ NAMES = sorted(path.stem for path in KERNELS.glob("*.py") if path.stem != "hosti
 PROBLEM = Problem(heads_q=2, heads_kv=2, seqlen_q=20, seqlen_kv=33, head_dim=16, dtype="float32")
 # Bidirectional classes that change the direction of the text after them.
 TURNING = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
-TIMES = 3  # cases of each kernel, on different inputs: some attacks need an earlier case
+# Cases of each kernel, on other inputs: some attacks need an earlier case, and whether a process
+# grows is seen in three.
+TIMES = 2
+TIMES_OF_RIGHT = 3
 
 pytestmark = pytest.mark.skipif(
     not confinement.enabled(), reason=f"cells are {confinement.state()}"
@@ -86,6 +90,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("VERIFY_DEADLINE", "1.5")
+        patch.setattr(history, "_PAUSE", 0.05)  # no other program will free memory
         run = CampaignRun(
             Path(".verify/runs/hostile"), "dev", tuple(KERNELS / f"{name}.py" for name in NAMES)
         )
@@ -98,10 +103,10 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
                 problem = PROBLEM.but(
                     seqlen_q=min(PROBLEM.seqlen_q, most), seqlen_kv=min(PROBLEM.seqlen_kv, most)
                 )
-                verdicts_of = [judge.judge(target, problem.but(seed=i)) for i in range(TIMES)]
-                verdicts[Path(declaration.path).stem] = [
-                    verdict for each in verdicts_of for verdict in each
-                ]
+                name = Path(declaration.path).stem
+                times = TIMES_OF_RIGHT if must(name).fate == "pass" else TIMES
+                verdicts_of = [judge.judge(target, problem.but(seed=i)) for i in range(times)]
+                verdicts[name] = [verdict for each in verdicts_of for verdict in each]
         finally:
             judge.close()
         refused = {Path(failure.path).stem: failure.message for failure in run.roster.failures}

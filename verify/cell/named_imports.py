@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 _BY_NAME = ("import_module", "__import__")
@@ -63,6 +64,7 @@ class _Imports:
     computed: bool = False
 
     @staticmethod
+    @lru_cache(maxsize=64)  # a load asks twice for each text
     def of(path: Path, text: bytes) -> _Imports:
         """Those of a text.  None in a text that does not parse."""
         try:

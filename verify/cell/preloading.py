@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Sequence
+from importlib import import_module
 
 import torch
 
@@ -14,7 +15,7 @@ TRITON_COMPILER = "triton-compiler"  # as `fork_server.Environment.preloads` nam
 
 def preload(further: Sequence[str] = ()) -> None:
     """Prepare this process for its kernels: one torch thread and, if Triton interprets, the
-    repaired interpreter.
+    repaired interpreter and Gluon.
 
     further: TRITON_COMPILER, for kernel processes that compile Triton kernels.
     """
@@ -24,6 +25,7 @@ def preload(further: Sequence[str] = ()) -> None:
 
         with contextlib.suppress(ImportError):
             repair()
+            import_module("triton.experimental.gluon")  # as files of both languages do
     if TRITON_COMPILER in further:
         _triton_compiler()
     # Imported objects stay: garbage collection in a kernel process need not visit them.

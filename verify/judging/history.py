@@ -158,10 +158,12 @@ class Hearing:
         return reply
 
     def _alone(self, cell: Cell, ask: Callable[[], Reply]) -> Reply:
-        for number in range(_FRESH):
+        pause = 0.0
+        for _ in range(_FRESH):
             cell.restart()
-            time.sleep(number * _PAUSE)
+            time.sleep(pause)
             reply = ask()
+            pause = _PAUSE if _crowded(reply) else 0.0
             self.history.launched(cell.process_number, self.case)
             if not (judges(reply) or _crowded(reply)):
                 return reply

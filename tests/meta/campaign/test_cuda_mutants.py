@@ -69,6 +69,12 @@ def hunt() -> Iterator[CudaHunt]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def acquitted() -> set[str]:
+    """The questions that the kernels as they are have passed."""
+    return set()
+
+
 @pytest.mark.parametrize(("operator", "text"), EXPECTED, ids=[text for _, text in EXPECTED])
 def test_an_operator_changes_one_place(operator: str, text: str) -> None:
     made = [each for each in mutations(KERNEL) if text in each.applied(KERNEL)]
@@ -130,11 +136,13 @@ def spread() -> list[CudaMutant]:
 @runs
 @pytest.mark.parametrize("mutant", tier.for_ci(spread(), keep=1), ids=lambda mutant: mutant.id)
 def test_a_convicted_mutant_is_convicted_again_and_the_kernel_is_not(
-    mutant: CudaMutant, hunt: CudaHunt
+    mutant: CudaMutant, hunt: CudaHunt, acquitted: set[str]
 ) -> None:
     entry = ENTRIES[mutant.id]
     question = Question.parse(entry.by.partition(":")[2])
-    assert hunt.verdict(hunt.library(question.build, None), question) is None
+    if question.id not in acquitted:
+        assert hunt.verdict(hunt.library(question.build, None), question) is None
+        acquitted.add(question.id)
     assert hunt.again(mutant, entry)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.faults.fault import BACKWARD_KERNELS, TRITON_DESCRIPTORS
+from tests.faults.fault import BACKWARD_KERNELS, TRITON_DECODE, TRITON_DESCRIPTORS
 from tests.faults.search import convicts
 from tests.faults.stand import Stand
 from tests.mutants import document, record, scores
@@ -234,7 +234,10 @@ def test_the_command_hunts_and_writes(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_command_takes_the_cuda_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without time to hunt one, so that what is on record is written alone."""
+    """Without time to hunt one, so that what is on record is written alone, with the hash of a
+    kernel's source."""
+    file = ROOT / TRITON_DECODE
+    hashes = scores.sources([file])
     for module in (record, document, scores):
         for name in ("TRITON", "CUDA", "CUTE"):
             shipped = getattr(record, name)
@@ -243,10 +246,15 @@ def test_the_command_takes_the_cuda_sources(
             monkeypatch.setattr(module, name, copy, raising=False)
     monkeypatch.setattr(document, "PATH", tmp_path / "mutation.md")
     monkeypatch.setattr(scores, "PATH", tmp_path / "mutation_scores.py")
+    monkeypatch.setattr(scores, "sources", lambda: defaultdict(str, hashes))
     monkeypatch.setattr(sys, "argv", ["tests.mutants", "--cuda", "--seconds", "0"])
     runpy.run_path(str(ROOT / "tests/mutants/__main__.py"), run_name="__main__")
     assert "0 convicted" in capsys.readouterr().out
     assert "of 240" in (tmp_path / "mutation.md").read_text("utf-8")
+    written = (tmp_path / "mutation_scores.py").read_text("utf-8")
+    assert hashes.keys() & SCORES.keys()
+    for variant in hashes.keys() & SCORES.keys():
+        assert f'"{variant}": ("{hashes[variant]}", ' in written
 
 
 @pytest.mark.for_ci

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from tests.faults.search import LEADING, Catch, candidates, convicts
 from tests.faults.stand import Stand, finest
@@ -21,6 +22,7 @@ from verify.problem import Problem
 from verify.problem.refusal import inside
 from verify.variant import Config, Declaration
 
+T = TypeVar("T")
 Question = tuple[str, Config, Problem]
 """A group of oracles, a config and a problem."""
 
@@ -43,6 +45,23 @@ _NAMED = (
 )
 
 
+class Kept(Generic[T]):
+    """What an iterator yields, made when it is first asked for: to draw all questions of a kernel
+    takes seconds, and most mutants are convicted by the first ones."""
+
+    def __init__(self, source: Iterator[T]) -> None:
+        self._source = source
+        self._made: list[T] = []
+
+    def __iter__(self) -> Iterator[T]:
+        for number in itertools.count():
+            if number == len(self._made):
+                self._made += itertools.islice(self._source, 1)
+            if number == len(self._made):
+                return
+            yield self._made[number]
+
+
 @dataclass
 class TritonHunt:
     """Hunts mutants, one after the other, and remembers what convicts those of a kernel.
@@ -53,7 +72,7 @@ class TritonHunt:
 
     stand: Stand
     convicting: dict[str, Counter[Question]] = field(default_factory=dict)
-    _every: dict[str, list[Question]] = field(default_factory=dict)
+    _every: dict[str, Kept[Question]] = field(default_factory=dict)
 
     def learn(self, mutant: TritonMutant, by: Catch) -> None:
         """Count a conviction of an earlier hunt."""
@@ -66,9 +85,9 @@ class TritonHunt:
         self.convicting.setdefault(mutant.variant, Counter())[question] += 1
 
     def _all(self, mutant: TritonMutant) -> Iterator[Question]:
-        """All that the mutant's kernel is asked, which takes seconds to draw."""
+        """All that the mutant's kernel is asked."""
         if mutant.variant not in self._every:
-            self._every[mutant.variant] = list(_all(self._shipped(mutant)))
+            self._every[mutant.variant] = Kept(_all(self._shipped(mutant)))
         yield from self._every[mutant.variant]
 
     def _shipped(self, mutant: TritonMutant) -> Declaration:
@@ -131,9 +150,9 @@ def _failing(verdicts: list[Verdict]) -> Verdict | None:
 def _all(shipped: Declaration) -> Iterator[Question]:
     """What a kernel is asked, in a fixed order."""
     open_to = [name for name in groups() if not excludes_group(shipped, name)]
-    leading = {name: _of_leading(shipped, name) for name in open_to if name in LEADING}
+    leading = {name: Kept(_of_leading(shipped, name)) for name in open_to if name in LEADING}
     for name, cases in leading.items():
-        yield from ((name, *case) for case in cases[:_FIRST])
+        yield from ((name, *case) for case in itertools.islice(cases, _FIRST))
     for name, text in _NAMED:
         problem = Problem.parse(text)
         if name in open_to and inside(shipped.support, problem):
@@ -142,15 +161,17 @@ def _all(shipped: Declaration) -> Iterator[Question]:
         if name not in leading:
             yield from ((name, *case) for case in candidates(shipped, name))
     for name, cases in leading.items():
-        yield from ((name, *case) for case in cases[_FIRST:])
+        yield from ((name, *case) for case in itertools.islice(cases, _FIRST, None))
 
 
-def _of_leading(shipped: Declaration, group: str) -> list[tuple[Config, Problem]]:
+def _of_leading(shipped: Declaration, group: str) -> Iterator[tuple[Config, Problem]]:
     """The edge cases of the first dtype, some of the others, and draws for all configs."""
     config = finest(shipped)
-    first, *others = (
-        edge_cases(Target(shipped, config, dtype, group)) for dtype in shipped.support.dtypes
-    )
-    edges = [*first, *(problem for cases in others for problem in cases[:_OTHERS])]
+    edges = []
+    for number, dtype in enumerate(shipped.support.dtypes):
+        cases = edge_cases(Target(shipped, config, dtype, group))
+        for problem in cases[:_OTHERS] if number else cases:
+            edges.append(problem)
+            yield config, problem
     drawn = [case for case in candidates(shipped, group) if case[1] not in edges]
-    return [*((config, problem) for problem in edges), *drawn[-_DRAWN:]]
+    yield from drawn[-_DRAWN:]
