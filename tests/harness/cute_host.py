@@ -299,7 +299,7 @@ def compiler_options() -> tuple[str, ...]:
     """Those of g++ for a program that includes CuTe."""
     # Instantiating templates, a fifth of the time goes into collecting garbage, unless it may grow.
     memory = ("--param", "ggc-min-expand=1000", "--param", "ggc-min-heapsize=1048576")
-    return ("-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fPIC", *memory)
+    return ("-std=c++17", "-Og", "-w", "-ffp-contract=off", "-fPIC", *memory)
 
 
 def include_folders(first: Path) -> tuple[Path, ...]:
@@ -312,15 +312,21 @@ def include_folders(first: Path) -> tuple[Path, ...]:
 def library_of_all(
     factory: pytest.TempPathFactory, name: str, compile: Callable[[Path], Path]
 ) -> ctypes.CDLL:
-    """What `compile` makes in a folder, once for all workers of a run, whose directories lie beside
-    each other."""
+    """What `compile` makes in a folder, once for all workers of a run."""
+    return ctypes.CDLL(str(file_of_all(factory, name, compile)))
+
+
+def file_of_all(
+    factory: pytest.TempPathFactory, name: str, compile: Callable[[Path], Path]
+) -> Path:
+    """The file of that library.  The directories of a run's workers lie beside each other."""
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     path = folder / "program.so"
     with FileLock(f"{folder}.lock"):
         if not path.exists():
             compile(folder).rename(path)
-    return ctypes.CDLL(str(path))
+    return path
 
 
 def build(folder: Path, name: str, launch: Launch, faults: Mapping[str, tuple[str, str]]) -> str:

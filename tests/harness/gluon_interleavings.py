@@ -23,62 +23,17 @@ there. `lazily=False` tries all of them everywhere.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
+from tests.harness.gluon_states import Barrier, ProtocolError, State, Tile
 from tests.harness.gluon_values import Event, Name
 
 MOST_BYTES = 2**20 - 1  # of a phase: the range of an mbarrier's tx-count
 HALVES = 2
-
-
-class ProtocolError(Exception):
-    """An order of events in which the program is wrong."""
-
-
-@dataclass(frozen=True)
-class Barrier:
-    """phase: how many have ended. seen, of its CTA: 1 after the leader's fence, 2 after a meeting.
-    public, of the cluster: 1 once it is announced, 2 when the leader has arrived after that, 3 when
-    somebody has waited for all."""
-
-    count: int
-    pending: int
-    missing: int = 0  # bytes
-    phase: int = 0
-    seen: int = 0
-    public: int = 0
-    alive: bool = True
-
-    def after(self) -> Barrier:
-        """The barrier after a change: in the next phase, if this one is complete."""
-        if self.pending == 0 and self.missing == 0:
-            return replace(self, pending=self.count, phase=self.phase + 1)
-        return self
-
-
-@dataclass(frozen=True)
-class Tile:
-    """what: the operand and row that it holds. halves: those that still have to come. stores: by
-    warp, 1 after a store, 2 after the fence behind it. issuer: the CTA that copies into it."""
-
-    what: tuple[str, int]
-    halves: int = 0
-    barrier: Name = ("", 0)
-    number: int = 0
-    stores: tuple[int, ...] = ()
-    issuer: int = 0
-    unfenced: frozenset[int] = frozenset()  # warps whose stores no fence of the cluster has ordered
-
-
-@dataclass(frozen=True)
-class State:
-    """Where each warp is, and what lies in shared memory: those of the first CTA first."""
-
-    places: tuple[int, ...]
-    barriers: tuple[tuple[Name, Barrier], ...] = ()
-    tiles: tuple[tuple[Name, Tile], ...] = ()
 
 
 @dataclass
@@ -133,10 +88,10 @@ class Program:
     def _arrived(self, state: State, name: Name, tile: Tile) -> State:
         """The state after half the bytes of a copy."""
         barriers, tiles = dict(state.barriers), dict(state.tiles)
-        tiles[name] = replace(tile, halves=tile.halves - 1)
+        tiles[name] = tile._replace(halves=tile.halves - 1)
         barrier = barriers[tile.barrier]
         missing = barrier.missing - tile.number // self.halves
-        barriers[tile.barrier] = replace(barrier, missing=missing).after()
+        barriers[tile.barrier] = barrier._replace(missing=missing).after()
         return State(state.places, tuple(barriers.items()), tuple(tiles.items()))
 
     def _near(self, warp: int, name: Name) -> bool:
@@ -150,6 +105,10 @@ class Program:
 
     def check(self) -> None:
         """Try every order. Raises ProtocolError."""
+        with _uncollected():
+            self._check()
+
+    def _check(self) -> None:
         start = State((0,) * len(self.threads))
         seen = {start}
         pending = [start]
@@ -212,16 +171,17 @@ class Program:
         """The state after a meeting of the warps of a CTA."""
         places = tuple(place + (warp in warps) for warp, place in enumerate(state.places))
         barriers = tuple(
-            (name, replace(b, seen=2) if b.seen == 1 and self._near(warps.start, name) else b)
+            (name, b._replace(seen=2) if b.seen == 1 and self._near(warps.start, name) else b)
             for name, b in state.barriers
         )
         tiles = tuple(
             (
                 name,
-                replace(
-                    t,
+                t._replace(
                     stores=tuple(0 if s == 2 and w in warps else s for w, s in enumerate(t.stores)),
-                ),
+                )
+                if 2 in t.stores
+                else t,
             )
             for name, t in state.tiles
         )
@@ -242,10 +202,10 @@ class Program:
                 there = self.arrivals[other][state.places[other]] > waited
                 if not there and not self._left(state, other // self.warps):
                     return None
-            barriers = tuple((n, replace(b, public=3) if b.public == 2 else b) for n, b in barriers)
+            barriers = tuple((n, b._replace(public=3) if b.public == 2 else b) for n, b in barriers)
         elif warp % self.warps == 0:
             barriers = tuple(
-                (n, replace(b, public=2) if b.public == 1 and self._near(warp, n) else b)
+                (n, b._replace(public=2) if b.public == 1 and self._near(warp, n) else b)
                 for n, b in barriers
             )
         places = (*state.places[:warp], place + 1, *state.places[warp + 1 :])
@@ -281,12 +241,16 @@ class Program:
         if event.kind == "fence":
             tiles = {key: _fenced(tile, warp) for key, tile in tiles.items()}
             if event.number:
-                tiles = {key: replace(t, unfenced=t.unfenced - {warp}) for key, t in tiles.items()}
+                tiles = {
+                    key: t._replace(unfenced=t.unfenced - {warp}) if warp in t.unfenced else t
+                    for key, t in tiles.items()
+                }
         if event.kind == "announce" or (event.kind == "fence" and warp % self.warps == 0):
             for key, known in barriers.items():
                 if self._near(warp, key):
                     public = max(known.public, int(event.kind == "announce"))
-                    barriers[key] = replace(known, seen=max(known.seen, 1), public=public)
+                    if known.seen < 1 or public != known.public:
+                        barriers[key] = known._replace(seen=max(known.seen, 1), public=public)
         self._touch(state, warp, event, tiles)
         places = (*state.places[:warp], place + 1, *state.places[warp + 1 :])
         yield self._checked(State(places, tuple(barriers.items()), tuple(tiles.items())), warp)
@@ -324,7 +288,20 @@ class Program:
                 )
             elif event.kind == "store":
                 stores = (*held.stores[:warp], 1, *held.stores[warp + 1 :])
-                tiles[name] = replace(held, stores=stores, unfenced=held.unfenced | {warp})
+                tiles[name] = held._replace(stores=stores, unfenced=held.unfenced | {warp})
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collections: states are many and in no circle, and the collector would go
+    through all of them time and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _signalled(event: Event, barrier: Barrier, tiles: dict[Name, Tile]) -> Barrier:
@@ -336,19 +313,21 @@ def _signalled(event: Event, barrier: Barrier, tiles: dict[Name, Tile]) -> Barri
         missing = barrier.missing + event.number
         if missing > MOST_BYTES:
             raise ProtocolError(f"{name}: {missing} bytes in a phase")
-        return replace(barrier, pending=barrier.pending - 1, missing=missing).after()
+        return barrier._replace(pending=barrier.pending - 1, missing=missing).after()
     if event.kind == "invalidate":
-        if barrier.pending != barrier.count or barrier.missing:
+        if barrier.pending != barrier.whole or barrier.missing:
             raise ProtocolError(f"{name} is invalidated in a phase that has begun")
         if any(tile.halves and tile.barrier == name for tile in tiles.values()):
             raise ProtocolError(f"{name} is invalidated before a copy has come")
-        return replace(barrier, alive=False)
+        return barrier._replace(alive=False)
     return barrier
 
 
 def _fenced(tile: Tile, warp: int) -> Tile:
+    if 1 not in tile.stores[warp : warp + 1]:
+        return tile
     stores = tuple(2 if at == warp and s == 1 else s for at, s in enumerate(tile.stores))
-    return replace(tile, stores=stores)
+    return tile._replace(stores=stores)
 
 
 def _reading(events: Sequence[Event]) -> Iterator[frozenset[Name]]:

@@ -35,7 +35,9 @@ def host_library(
 
     Headers beside the file come before those of `cuda_host`.
     """
-    return opened(compiled(kernel, entry, macros, compiler=compiler), compiler)
+    library = opened(compiled(kernel, entry, macros, compiler=compiler), compiler)
+    library.run.restype = ctypes.c_char_p
+    return library
 
 
 def compiled(
@@ -52,25 +54,36 @@ def compiled(
     options: further ones of the compiler; quiet: what it says is not shown.  Raises
     subprocess.CalledProcessError if it refuses the source, RuntimeError if there is no compiler.
     """
-    if compiler is None:
-        raise RuntimeError(MISSING)
     library = kernel.with_suffix(".so")
     every = [*macros, ("KERNEL", f'"{kernel}"'), ("ENTRY", entry)]
     defines = [f"-D{name}={value}" for name, value in every]
-    folder = _standard_headers(compiler, tuple(options))
-    first = ["-include", str(Path(folder.name) / "standard.h")]
-    flags = [*_FLAGS, f"-I{HOST}", *first, *defines, *options]
-    compiler.library(HOST / "run.cpp", library, flags, quiet=quiet)
+    compile_library(HOST / "run.cpp", library, [*defines, *options], quiet=quiet, compiler=compiler)
     return library
+
+
+def compile_library(
+    program: Path,
+    library: Path,
+    options: Sequence[str],
+    *,
+    quiet: bool = False,
+    compiler: HostCompiler | None = COMPILER,
+) -> None:
+    """Compile a program on the headers of `cuda_host`; raises as `compiled`."""
+    if compiler is None:
+        raise RuntimeError(MISSING)
+    others = tuple(option for option in options if not option.startswith("-D"))
+    folder = _standard_headers(compiler, others)
+    first = ["-include", str(Path(folder.name) / "standard.h")]
+    flags = [*_FLAGS, f"-I{HOST}", *first, *options]
+    compiler.library(program, library, flags, quiet=quiet)
 
 
 def opened(library: Path, compiler: HostCompiler | None = COMPILER) -> ctypes.CDLL:
     """The library in that file."""
     if compiler is None:
         raise RuntimeError(MISSING)
-    made = compiler.open(library)
-    made.run.restype = ctypes.c_char_p
-    return made
+    return compiler.open(library)
 
 
 @cache

@@ -107,7 +107,7 @@ def macros(source: Source, arch: int = 0) -> list[tuple[str, str]]:
 class Host:
     """A source compiled for the CPU, with a text of it replaced.
 
-    library: of an earlier compilation by that compiler, in place of one now.
+    library: of an earlier compilation by that compiler, in place of one now.  entry: its function.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class Host:
         edit: Callable[[str], str] = lambda text: text,
         *,
         library: Path | None = None,
+        entry: str = "run",
         compiler: HostCompiler | None = COMPILER,
     ) -> None:
         if library is None:
@@ -124,6 +125,8 @@ class Host:
             self.library = host_library(kernel, source.entry, macros(source), compiler)
         else:
             self.library = opened(library, compiler)
+        self._run = self.library[entry]
+        self._run.restype = ctypes.c_char_p
         self.schedule = SCHEDULES[0]
         # A slice of V goes into a tile of more columns: there, as in padded rows narrower than 128
         # bytes, copies can meet.
@@ -137,7 +140,7 @@ class Host:
         bank conflict."""
         conflicts = (ctypes.c_long * 2)()
         flags = self.schedule.backwards, self.schedule.late
-        error = self.library.run(
+        error = self._run(
             ctypes.byref(arguments), grid[0], block[0], shared_bytes, *flags, conflicts
         )
         assert not error, error.decode()

@@ -3,13 +3,15 @@ sources, every survivor has its reason, and a convicted one is convicted again."
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests.harness.cute_host import has_headers, has_host
+from tests.harness.cute_host import file_of_all, has_headers, has_host
 from tests.mutants.cuda.host_hunt import Question
 from tests.mutants.cuda.mutant import CudaMutant
 from tests.mutants.cuda.operators import mutations
-from tests.mutants.cute.hunt import CuteHunt, questions
+from tests.mutants.cute.hunt import CuteHunt, compiled_together, questions
 from tests.mutants.cute.mutant import BUILDS, GROUNDS, chosen
 from tests.mutants.record import CUTE, KILLED, SURVIVORS
 from tests.properties import tier
@@ -57,13 +59,33 @@ def test_a_question_parses_back() -> None:
         assert Question.parse(question.id) == question
 
 
+# The first three, which one build convicts.
+JUDGED = KILLS[:3]
+
+
+def question_of(mutant: CudaMutant) -> Question:
+    """The one that has convicted it."""
+    return Question.parse(ENTRIES[mutant.id].by.partition(":")[2])
+
+
+@pytest.fixture(scope="module")
+def hunt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CuteHunt]:
+    (build,) = {question_of(mutant).build for mutant in JUDGED}
+    library = file_of_all(
+        tmp_path_factory, "cute-mutants", lambda folder: compiled_together(folder, build, JUDGED)
+    )
+    with CuteHunt() as hunt:
+        hunt.take(library, build, JUDGED)
+        yield hunt
+
+
 @has_headers
 @has_host
 @pytest.mark.for_ci
-@pytest.mark.parametrize("mutant", tier.for_ci(KILLS[:3], keep=1), ids=lambda mutant: mutant.id)
-def test_a_convicted_mutant_is_convicted_again_and_the_kernel_is_not(mutant: CudaMutant) -> None:
-    entry = ENTRIES[mutant.id]
-    question = Question.parse(entry.by.partition(":")[2])
-    with CuteHunt() as hunt:
-        assert hunt.verdict(hunt.library(question.build, None), question) is None
-        assert hunt.again(mutant, entry)
+@pytest.mark.parametrize("mutant", tier.for_ci(JUDGED, keep=1), ids=lambda mutant: mutant.id)
+def test_a_convicted_mutant_is_convicted_again_and_the_kernel_is_not(
+    mutant: CudaMutant, hunt: CuteHunt
+) -> None:
+    question = question_of(mutant)
+    assert hunt.verdict(hunt.library(question.build, None), question) is None
+    assert hunt.again(mutant, ENTRIES[mutant.id])

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import Any
 
@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from tests.harness.host_library import runs
-from tests.harness.ptx_host import MODULES, SCHEDULES, Choice, Schedule, convict, run
+from tests.harness.ptx_host import MODULES, SCHEDULES, Choice, Host, Schedule, convict, run
+from tests.harness.ptx_together import Edited, Together
 from tests.planted import copies
 from tests.properties import tier
+from verify.cuda.edits import Edit
 from verify.problem import Problem
 from verify.sanitizers.delays import BEFORE, DELAYED
 
@@ -51,15 +53,42 @@ def choice_of(name: str) -> Choice:
     return Choice(name, module.VARIANT.configs.index(config), dtype, 64)
 
 
+def edited(text: str, *edits: Edit) -> str:
+    """The text with these edits."""
+    return reduce(lambda made, edit: edit.apply({"": made})[""], edits, text)
+
+
+def delayed(text: str, *edits: Edit) -> str:
+    """The same, with delays."""
+    return BEFORE + edited(text, *edits, DELAYED)
+
+
+SHOWN = copies.PTX_SLIPS["missing-barrier"]  # by delays
+
+
+@pytest.fixture(scope="module")
+def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Together:
+    """The copies that this session tries, and what is delayed."""
+    tried = [getattr(item, "callspec", None) for item in request.session.items]
+    pairs = {(spec.params.get("name"), spec.params.get("slip")) for spec in tried if spec}
+    builds = {
+        (name, slip): Edited(choice_of(name), lambda text, edit=edit: edited(text, edit))
+        for name, (slip, edit) in itertools.product(MODULES, copies.PTX_SLIPS.items())
+        if (name, slip) in pairs
+    }
+    builds |= {(name, DELAYED): Edited(choice_of(name), delayed) for name in MODULES}
+    builds["split_q", SHOWN] = Edited(choice_of("split_q"), lambda text: delayed(text, SHOWN))
+    return Together(builds, tmp_path_factory)
+
+
 @runs
 @tier.first_tier("name", "slip")
 @pytest.mark.parametrize("slip", copies.PTX_SLIPS)
 @pytest.mark.parametrize("name", MODULES)
-def test_each_tilings_copy_is_caught(name: str, slip: str, host: Any) -> None:
-    choice = choice_of(name)
-    edit = copies.PTX_SLIPS[slip]
-    kernel = host(choice, lambda text: edit.apply({"": text})[""])
-    assert verdict_on(choice, kernel) is not None
+def test_each_tilings_copy_is_caught(
+    name: str, slip: str, together: Together, launched: Callable[[Host], Host]
+) -> None:
+    assert verdict_on(choice_of(name), launched(together.host((name, slip)))) is not None
 
 
 def bits_by_seed(choice: Choice, kernel: Any, schedules: list[Schedule]) -> Iterator[bytes]:
@@ -73,17 +102,16 @@ def bits_by_seed(choice: Choice, kernel: Any, schedules: list[Schedule]) -> Iter
 
 @runs
 @pytest.mark.parametrize("name", MODULES)
-def test_delays_change_no_bit_of_what_is_shipped(name: str, host: Any) -> None:
-    choice = choice_of(name)
-    kernel = host(choice, lambda text: BEFORE + DELAYED.apply({"": text})[""])
-    assert len(set(bits_by_seed(choice, kernel, SCHEDULES))) == 1
+def test_delays_change_no_bit_of_what_is_shipped(
+    name: str, together: Together, launched: Callable[[Host], Host]
+) -> None:
+    kernel = launched(together.host((name, DELAYED)))
+    assert len(set(bits_by_seed(choice_of(name), kernel, SCHEDULES))) == 1
 
 
 @runs
-def test_delays_show_a_missing_barrier(host: Any) -> None:
-    choice = choice_of("split_q")
-    edits = (copies.PTX_SLIPS["missing-barrier"], DELAYED)
-    kernel = host(
-        choice, lambda text: BEFORE + reduce(lambda t, e: e.apply({"": t})[""], edits, text)
-    )
-    assert len(set(bits_by_seed(choice, kernel, SCHEDULES[:1]))) > 1
+def test_delays_show_a_missing_barrier(
+    together: Together, launched: Callable[[Host], Host]
+) -> None:
+    kernel = launched(together.host(("split_q", SHOWN)))
+    assert len(set(bits_by_seed(choice_of("split_q"), kernel, SCHEDULES[:1]))) > 1

@@ -323,6 +323,12 @@ def test_planted_wrong_results_leave_the_bounds(slip: str) -> None:
     assert verdict(host_of(*gluon_fp8_forward.SLIPS[slip].edits), FAULTY, ALONE) is not None
 
 
+@cache
+def shipped_cubin(*choice: Any) -> bytes:
+    """The kernel's own binary, assembled once for all copies."""
+    return kernel._compile(*choice).cubin
+
+
 @pytest.mark.for_ci
 @pytest.mark.parametrize("slip", gluon_fp8_forward.SLIPS)
 def test_planted_copies_compile_and_differ(slip: str) -> None:
@@ -332,7 +338,7 @@ def test_planted_copies_compile_and_differ(slip: str) -> None:
     assert copy.fetch_columns.__module__.startswith("planted_gluon_fp8_")
     assert copy.store_lse.__module__.startswith("planted_gluon_fp8_")
     choice = copies.config, E4M3, 128, "causal", "bfloat16", "sm_90a"
-    assert copy._compile(*choice).cubin != kernel._compile(*choice).cubin
+    assert copy._compile(*choice).cubin != shipped_cubin(*choice)
 
 
 # Builds.

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import torch
@@ -17,10 +16,12 @@ from tests.harness.ptx_host import (
     MODULES,
     SCHEDULES,
     Choice,
+    Host,
     convict,
     inputs_of,
     run,
 )
+from tests.harness.ptx_together import Edited, Together
 from tests.properties import tier
 from verify.cuda.compile import compilable, compile_source
 from verify.cuda.sass import listing
@@ -28,6 +29,7 @@ from verify.cuda.toolkit import executables
 from verify.problem import Problem
 
 torch.set_num_threads(1)
+Launched = Callable[[Host], Host]
 
 
 def tiling_and_arithmetic(parameters: Mapping[str, object]) -> Iterator[object]:
@@ -37,22 +39,52 @@ def tiling_and_arithmetic(parameters: Mapping[str, object]) -> Iterator[object]:
     yield from ((choice.name, choice.dtype), choice.kind, choice.storage)
 
 
+# What the further tests launch.
+ADDED = Choice("split_q_fp8", 0, "float8_e4m3fn", 64)
+NO_NUMBERS = (("float8_e4m3fn", 64, 0x7F), ("float8_e5m2", 128, 0xFC))
+PLAIN = {
+    name: Choice(name, 0, module.VARIANT.support.dtypes[0], 64) for name, module in MODULES.items()
+}
+
+
+def as_on_sm_89(text: str) -> str:
+    return text.replace("__CUDA_ARCH__ == 890", "1")
+
+
+@pytest.fixture(scope="module")
+def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Together:
+    """The builds of the choices that this session tries, and those of the further tests."""
+    tried = [getattr(item, "callspec", None) for item in request.session.items]
+    choices = [spec.params["choice"] for spec in tried if spec and "choice" in spec.params]
+    builds = {
+        choice: Edited(choice)
+        for choice in (
+            *(choice for choice in CHOICES if choice in choices),
+            *PLAIN.values(),
+            *(Choice("split_q_fp8", 0, dtype, head_dim) for dtype, head_dim, _ in NO_NUMBERS),
+        )
+    }
+    return Together({**builds, as_on_sm_89: Edited(ADDED, as_on_sm_89)}, tmp_path_factory)
+
+
 @runs
 @tier.first_tier(tiling_and_arithmetic)
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_the_source_computes_attention(choice: Choice, host: Any) -> None:
+def test_the_source_computes_attention(
+    choice: Choice, together: Together, launched: Launched
+) -> None:
     variant, config = choice.variant, choice.build[0]
-    kernel = host(choice)
+    kernel = launched(together.host(choice))
     given = problems(choice)
     for problem, kernel.schedule in zip(given, itertools.cycle(SCHEDULES), strict=False):
         assert convict(variant, problem, config, *run(variant, problem, config)) is None, problem
 
 
 @runs
-def test_sums_that_begin_at_zero_are_added(host: Any) -> None:
+def test_sums_that_begin_at_zero_are_added(together: Together, launched: Launched) -> None:
     """The source as sm_89 compiles it, which keeps few bits of a sum of 8-bit products."""
-    choice = Choice("split_q_fp8", 0, "float8_e4m3fn", 64)
-    kernel = host(choice, lambda text: text.replace("__CUDA_ARCH__ == 890", "1"))
+    choice = ADDED
+    kernel = launched(together.host(as_on_sm_89))
     problem = next(problems(choice))
     kernel.schedule = SCHEDULES[0]
     result = run(choice.variant, problem, choice.build[0])
@@ -62,15 +94,15 @@ def test_sums_that_begin_at_zero_are_added(host: Any) -> None:
 @runs
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "bits"),
-    [("float8_e4m3fn", 64, 0x7F), ("float8_e5m2", 128, 0xFC)],
+    NO_NUMBERS,
     ids=["NaN in e4m3", "infinity in e5m2"],
 )
 def test_zero_times_what_is_no_number_is_nan(
-    dtype: str, head_dim: int, bits: int, host: Any
+    dtype: str, head_dim: int, bits: int, together: Together, launched: Launched
 ) -> None:
     """A scale of 0 does not hide NaN or infinity in 8-bit Q, nor do other rows see it."""
     choice = Choice("split_q_fp8", 0, dtype, head_dim)
-    host(choice)
+    launched(together.host(choice))
     problem = Problem(
         seqlen_q=20, seqlen_kv=40, head_dim=head_dim, dtype=dtype, softmax_scale=0.0, seed=99
     )
@@ -101,10 +133,10 @@ def test_products_of_8_bits_begin_at_zero_on_sm_89_alone() -> None:
 
 @runs
 @pytest.mark.parametrize("name", MODULES)
-def test_no_schedule_changes_a_bit(name: str, host: Any) -> None:
-    choice = Choice(name, 0, MODULES[name].VARIANT.support.dtypes[0], 64)
+def test_no_schedule_changes_a_bit(name: str, together: Together, launched: Launched) -> None:
+    choice = PLAIN[name]
     variant, config = choice.variant, choice.build[0]
-    kernel = host(choice)
+    kernel = launched(together.host(choice))
     problem = Problem(seqlen_q=64, seqlen_kv=200, head_dim=64, dtype=choice.format)
     results = []
     for kernel.schedule in SCHEDULES:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ import torch
 from references.masks import Full, Window
 from references.quantisation import parse_quantisation
 from tests.harness.host_library import runs
-from tests.harness.ptx_host import SCHEDULES, Choice, convict, run, stored
+from tests.harness.ptx_host import SCHEDULES, Choice, Host, convict, run, stored
+from tests.harness.ptx_together import Edited, Together
 from tests.properties import tier
 from verify.problem import Problem
 
@@ -142,35 +144,46 @@ SLIP_HEAD_DIMS = {"barrier before P": 512}  # 64 for the others
 MASKED = {"first masked key": Window(None, 10), "last masked key": Window(10, None)}
 
 
+def choice_of(name: str) -> Choice:
+    """The build that a slip is made in."""
+    tiling, _, index = SLIPS[name][0].partition(":")
+    index, _, storage = index.partition(":")
+    dtype = "float8_e4m3fn" if tiling == "split_q_fp8" else "float16"
+    kind = "band" if name in MASKED else "full"
+    head_dim = SLIP_HEAD_DIMS.get(name, 64)
+    return Choice(tiling, int(index or 0), dtype, head_dim, kind, storage or "strided")
+
+
+def slip(name: str, text: str) -> str:
+    """The text with that slip."""
+    _, pattern, instead = SLIPS[name]
+    slipped, count = re.subn(pattern, instead, text)
+    assert count == 1, name
+    return slipped
+
+
+@pytest.fixture(scope="module")
+def slipped(tmp_path_factory: pytest.TempPathFactory) -> Together:
+    builds = {name: Edited(choice_of(name), partial(slip, name)) for name in SLIPS}
+    return Together(builds, tmp_path_factory)
+
+
 @runs
 @pytest.mark.parametrize("name", tier.for_ci(SLIPS, keep=4))
-def test_every_slip_is_seen(name: str, host: Any) -> None:
+def test_every_slip_is_seen(name: str, slipped: Together, launched: Callable[[Host], Host]) -> None:
     """By the bound, by what lies around the outputs, or by bank conflicts."""
-    tiling, pattern, instead = SLIPS[name]
-
-    def slip(text: str) -> str:
-        slipped, count = re.subn(pattern, instead, text)
-        assert count == 1
-        return slipped
-
-    tiling, _, index = tiling.partition(":")
-    index, _, storage = index.partition(":")
-    mask = MASKED.get(name, Full())
-    eight = tiling == "split_q_fp8"
-    dtype = "float8_e4m3fn" if eight else "float16"
-    head_dim = SLIP_HEAD_DIMS.get(name, 64)
-    kind = "band" if name in MASKED else "full"
-    choice = Choice(tiling, int(index or 0), dtype, head_dim, kind, storage or "strided")
+    choice = choice_of(name)
+    eight = choice.format.startswith("float8")
     variant, config = choice.variant, choice.build[0]
-    kernel = host(choice, slip)
+    kernel = launched(slipped.host(name))
     problem = Problem(
         heads_q=4,
         heads_kv=2,
         seqlen_q=63,
-        seqlen_kv=197 if storage else 200,  # a row of keys ends inside 16 bytes
-        head_dim=head_dim,
-        dtype=dtype,
-        mask=mask,
+        seqlen_kv=200 if choice.storage == "strided" else 197,  # a row of keys ends inside 16 bytes
+        head_dim=choice.head_dim,
+        dtype=choice.format,
+        mask=MASKED.get(name, Full()),
         softmax_scale=0.0 if name.startswith("scale of 0") else -0.125 if eight else None,
         quantisation=parse_quantisation("head" if eight else "none"),
         **stored(choice, 16),

@@ -7,8 +7,9 @@ import ctypes
 import math
 import shutil
 import subprocess
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 from kernels.cute import flash_forward as kernel
 from tests.harness.cute_cases import MASKS, SHAPES
@@ -51,47 +52,45 @@ def _problem(build: Choice, text: str) -> Problem:
 
 
 class CuteHunt(HostHunt):
-    """CuTe's headers are compiled once, which takes longer than a kernel."""
+    """CuTe's headers are compiled once, which takes longer than a kernel.
+
+    A library's file is named as the kernel in it; see `compiled_together` for several in one.
+    """
 
     def __init__(self) -> None:
         super().__init__(BUILDS)
+        self._made: dict[tuple[Choice, CudaMutant | None], Path] = {}
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        headers = kernel.headers()
-        assert headers is not None
-        patch_atoms(headers / "cute" / "arch", self.folder / "cute" / "arch")
+    @cached_property
+    def _headers(self) -> Path:
+        patch_headers(self.folder)
         first = self.folder / "first.h"
         first.write_text(PROGRAM, encoding="utf-8")
-        self._compile("-x", "c++-header", str(first), "-o", f"{first}.gch")
-        return self
-
-    def _compile(self, *arguments: str) -> None:
-        folders = [f"-I{folder}" for folder in include_folders(self.folder)]
-        command = ["g++", *compiler_options(), *_OPTIONS, *folders, *arguments]
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        _compile(self.folder, "-x", "c++-header", str(first), "-o", f"{first}.gch")
+        return first
 
     def questions(self, build: Choice) -> list[Question]:
         return questions(build)
 
     def library(self, build: Choice, mutant: CudaMutant | None) -> Path:
+        if (build, mutant) in self._made:
+            return self._made[build, mutant]
         place = self.folder / ("right" if mutant is None else "mutant") / words(build)
         shutil.rmtree(place, ignore_errors=True)
-        text = _built(place, build)
-        if mutant is not None:
-            changed = mutant.mutation.applied(source(mutant.edited))
-            copy = place / _NAME / Path(mutant.edited).name
-            copy.write_text(changed.replace("#pragma once\n", "\n"), encoding="utf-8")
-        program = place / "program.cpp"
-        program.write_text(f'#include "first.h"\n{text}', encoding="utf-8")
-        library = place / "program.so"
-        self._compile("-shared", str(program), "-o", str(library))
-        return library
+        program = f'#include "{self._headers}"\n{_built(place, _NAME, build, mutant)}'
+        return _library(self.folder, place, program, place / f"{_NAME}.so")
+
+    def take(self, library: Path, build: Choice, mutants: Sequence[CudaMutant]) -> None:
+        """Use what `compiled_together` has made of these."""
+        for name, mutant in _named(mutants).items():
+            place = self.folder / f"{name}.so"
+            place.symlink_to(library)
+            self._made[build, mutant] = place
 
     def verdict(self, library: Path, question: Question) -> str | None:
         choice, problem = question.build, question.problem
         loaded = ctypes.CDLL(str(library))
-        entry = loaded[f"run_{_NAME}"]
+        entry = loaded[f"run_{library.stem}"]
         entry.restype = ctypes.c_char_p
         config = kernel.CONFIGS[choice.config]
         program = Program(loaded, entry, config, choice.dtype, choice.head_dim)
@@ -107,7 +106,46 @@ class CuteHunt(HostHunt):
         return convict(kernel.VARIANT, problem, config, ran.out, ran.lse, "sm_90")
 
 
-def _built(place: Path, choice: Choice) -> str:
+def compiled_together(folder: Path, build: Choice, mutants: Sequence[CudaMutant]) -> Path:
+    """One library of a build of the kernel as it is and of each mutant: most templates of CuTe's
+    are made once for all of them, which takes longer than all else."""
+    shutil.rmtree(folder, ignore_errors=True)  # what a compilation that failed has left
+    patch_headers(folder)
+    texts = [_built(folder, name, build, mutant) for name, mutant in _named(mutants).items()]
+    return _library(folder, folder, "".join([PROGRAM, *texts]), folder / "together.so")
+
+
+def patch_headers(folder: Path) -> None:
+    """CuTe's atoms as calls, in that folder."""
+    headers = kernel.headers()
+    assert headers is not None
+    patch_atoms(headers / "cute" / "arch", folder / "cute" / "arch")
+
+
+def _named(mutants: Sequence[CudaMutant]) -> dict[str, CudaMutant | None]:
+    """The kernel as it is and the mutants, by their names in a library."""
+    return {"right": None, **{f"mutant{n}": mutant for n, mutant in enumerate(mutants)}}
+
+
+def _built(place: Path, name: str, choice: Choice, mutant: CudaMutant | None) -> str:
     """The program of one build, whose sources are copied there."""
     launch = kernel.launch(kernel.CONFIGS[choice.config], choice.dtype, choice.head_dim, "")
-    return build(place, _NAME, launch, {})
+    text = build(place, name, launch, {})
+    if mutant is not None:
+        changed = mutant.mutation.applied(source(mutant.edited))
+        copy = place / name / Path(mutant.edited).name
+        copy.write_text(changed.replace("#pragma once\n", "\n"), encoding="utf-8")
+    return text
+
+
+def _library(headers: Path, place: Path, text: str, library: Path) -> Path:
+    program = place / "program.cpp"
+    program.write_text(text, encoding="utf-8")
+    _compile(headers, "-shared", str(program), "-o", str(library))
+    return library
+
+
+def _compile(headers: Path, *arguments: str) -> None:
+    folders = [f"-I{folder}" for folder in include_folders(headers)]
+    command = ["g++", *compiler_options(), *_OPTIONS, *folders, *arguments]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
