@@ -93,12 +93,11 @@ def variant(
             raise Breach("returned no tensor of the output's shape")
         if not out.requires_grad:
             raise Breach("its result does not require a gradient, though it did for another input")
-        found = torch.autograd.grad(out, inputs, upstream, allow_unused=True)
-        for name, gradient in zip("qkv", found, strict=True):
+        found: list[Tensor] = []
+        for name, gradient in zip("qkv", _differentiated(out, inputs, upstream), strict=True):
             if gradient is None:
                 raise Breach(f"its result does not depend on {name}: no gradient")
-        if layout == "bshd":
-            found = tuple(x.transpose(1, 2) for x in found)
+            found.append(gradient.transpose(1, 2) if layout == "bshd" else gradient)
         gradients.copy_(*found)
 
     def available() -> str | None:
@@ -133,6 +132,28 @@ def unjudged(declarations: Sequence[Declaration]) -> Iterator[tuple[str, str, st
                 yield declaration.ref, dtype, f"gradients are not judged: {why}"
 
 
+class _Upstream(torch.autograd.Function):
+    """A scalar of a result; the backward of the result gets the given gradient as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, upstream: Tensor) -> Tensor:
+        ctx.upstream = upstream
+        return out.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+        return ctx.upstream, None
+
+
+def _differentiated(
+    out: Tensor, inputs: Sequence[Tensor], upstream: Tensor
+) -> tuple[Tensor | None, ...]:
+    """torch.autograd.grad(out, inputs, upstream, allow_unused=True), without its import of sympy:
+    half a second in each kernel process, or three where nothing keeps modules compiled."""
+    scalar = _Upstream.apply(out, upstream)  # type: ignore[no-untyped-call]
+    return torch.autograd.grad(scalar, inputs, allow_unused=True)
+
+
 def _undifferentiable(
     call: Callable[[AttentionArgs], tuple[list[Tensor], Tensor]],
     dtype: str,
@@ -157,9 +178,7 @@ def _undifferentiable(
     if not isinstance(out, Tensor) or not out.requires_grad:
         return "its result requires no gradient: autograd does not know the function"
     try:
-        # Of a scalar: torch would import sympy (0.4 s of CPU time) to compare the shape of a given
-        # gradient, in each kernel process that loads the file.
-        torch.autograd.grad((out * torch.ones_like(out)).sum(), inputs, allow_unused=True)
+        _differentiated(out, inputs, torch.ones_like(out))
     except Exception as error:  # any other error is a verdict
         if isinstance(error, NotImplementedError) or _UNREGISTERED in str(error):
             return f"it has no backward: {str(error).splitlines()[0][:200]}"

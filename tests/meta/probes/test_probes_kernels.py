@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,17 +130,25 @@ def test_every_function_compiles_where_it_exists(arch: str) -> None:
 
 
 class Hosted:
-    """A function whose two kernels are compiled for the CPU; `planted` is C++ that changes y, the
-    bits of f(x)."""
+    """A function whose two kernels are compiled for the CPU, once with all that is planted: pieces
+    of C++ that change y, the bits of f(x)."""
 
-    def __init__(self, name: str, folder: Path, planted: str = "", **changes: object) -> None:
-        self.probed: Probed = replace({one.name: one for one in FUNCTIONS}[name], **changes)  # type: ignore[arg-type]
+    def __init__(self, name: str, folder: Path, *plants: str) -> None:
+        self.probed: Probed = {one.name: one for one in FUNCTIONS}[name]
+        self.plants = ("", *plants)
         self.programs = {}
         for entry in ("survey", "values"):
             (folder / entry).mkdir()
             self.programs[entry] = HostProgram(
-                self.probed.program(entry), folder / entry, lambda text: _plant(text, planted)
+                self.probed.program(entry), folder / entry, lambda text: _plant(text, self.plants)
             )
+        self.plant()
+
+    def plant(self, planted: str = "") -> Hosted:
+        """Let one of the pieces act from now on, or none."""
+        for program in self.programs.values():
+            program.library.plant(self.plants.index(planted))
+        return self
 
     def launch(self, program: Program, how: Launch, arguments: ctypes.Structure) -> None:
         self.programs[program.entry].launch(program, how, arguments)
@@ -152,11 +159,13 @@ class Hosted:
         return probe
 
 
-def _plant(text: str, planted: str) -> str:
+def _plant(text: str, plants: tuple[str, ...]) -> str:
     place = "__device__ __forceinline__ u32 evaluate("
     assert text.count(place) == 1
+    acts = " ".join(f"if (acts == {n}) {{ {plant} }}" for n, plant in enumerate(plants))
     changed = (
-        "__device__ u32 evaluate(u32 x, u32 z) { u32 y = honest(x, z); " + planted + " return y; }"
+        'static int acts; extern "C" void plant(int which) { acts = which; }\n'
+        f"__device__ u32 evaluate(u32 x, u32 z) {{ u32 y = honest(x, z); {acts} return y; }}"
     )
     where = "__device__ __forceinline__ u32 low("
     return text.replace(place, place.replace("evaluate", "honest")).replace(
@@ -166,11 +175,25 @@ def _plant(text: str, planted: str) -> str:
 
 EX2 = "ex2.approx.ftz.f32"  # on the CPU, 2^x correctly rounded or nearly so
 ONE, COUNT = 0x3F800000, 1 << 14
+OFF_AT_ONE = "if (x == 0x3f800000) y += 1;"
+AT_ZERO = {"0": "if (x == 0x0) y -= 1;", "-0": "if (x == 0x80000000) y -= 1;"}
+PLANTED = {
+    "off": "if (x == 0x3f800123) y += 7;",
+    "integer": OFF_AT_ONE,
+    "NaN": "if (x == 0x3f800321) y = 0x7fc00000;",
+    "infinity": "if (x == 0x3f801777) y = 0x7f800000;",
+    "decreasing": "if (x >= 0x3f801000 && x < 0x3f801010) y -= 3;",
+}
+
+
+@pytest.fixture(scope="module")
+def ex2(tmp_path_factory: pytest.TempPathFactory) -> Hosted:
+    return Hosted(EX2, tmp_path_factory.mktemp("ex2"), *PLANTED.values(), *AT_ZERO.values())
 
 
 @runs
-def test_an_honest_function_agrees(tmp_path: Path) -> None:
-    host = Hosted(EX2, tmp_path)
+def test_an_honest_function_agrees(ex2: Hosted) -> None:
+    host = ex2.plant()
     probe = host.probe(ONE - COUNT // 2, COUNT)
     assert probe.agrees
     assert probe.ulp is not None
@@ -187,8 +210,8 @@ def test_an_honest_function_agrees(tmp_path: Path) -> None:
 
 
 @runs
-def test_where_the_table_has_integers_exact_they_must_be(tmp_path: Path) -> None:
-    host = Hosted(EX2, tmp_path, "if (x == 0x3f800000) y += 1;")
+def test_where_the_table_has_integers_exact_they_must_be(ex2: Hosted) -> None:
+    host = ex2.plant(OFF_AT_ONE)
     assert host.probe(ONE, COUNT, "sm_100").agrees, "nothing is known of it there"
     probe = host.probe(ONE, COUNT, "sm_90")
     assert not probe.agrees
@@ -196,10 +219,10 @@ def test_where_the_table_has_integers_exact_they_must_be(tmp_path: Path) -> None
 
 
 @runs
-@pytest.mark.parametrize(("zero", "bits"), [("0", "0x0"), ("-0", "0x80000000")])
-def test_where_the_table_has_1_at_zero_it_must_be(zero: str, bits: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("zero", AT_ZERO)
+def test_where_the_table_has_1_at_zero_it_must_be(zero: str, ex2: Hosted) -> None:
     """On every device: the bounds of exact sums rest on it (docs/tolerance.md)."""
-    probe = Hosted(EX2, tmp_path, f"if (x == {bits}) y -= 1;").probe(ONE, COUNT, "sm_100")
+    probe = ex2.plant(AT_ZERO[zero]).probe(ONE, COUNT, "sm_100")
     assert not probe.agrees
     assert probe.wrong == f"f({zero}), which the table has 1: 3f7fffff"
 
@@ -208,21 +231,18 @@ def test_where_the_table_has_1_at_zero_it_must_be(zero: str, bits: str, tmp_path
 @pytest.mark.parametrize(
     ("planted", "wanted"),
     [
-        (
-            "if (x == 0x3f800123) y += 7;",
-            {"ulp": "3f800123", "order": "not monotone: 1 times, the first at 3f800124"},
-        ),
-        ("if (x == 0x3f800000) y += 1;", {"integers": "1 inexact, the first at 1"}),
-        ("if (x == 0x3f800321) y = 0x7fc00000;", {"wrong": "1 times, the first at 3f800321"}),
-        ("if (x == 0x3f801777) y = 0x7f800000;", {"ulp": "3f801777"}),
-        ("if (x >= 0x3f801000 && x < 0x3f801010) y -= 3;", {"order": "not monotone"}),
+        ("off", {"ulp": "3f800123", "order": "not monotone: 1 times, the first at 3f800124"}),
+        ("integer", {"integers": "1 inexact, the first at 1"}),
+        ("NaN", {"wrong": "1 times, the first at 3f800321"}),
+        ("infinity", {"ulp": "3f801777"}),
+        ("decreasing", {"order": "not monotone"}),
     ],
-    ids=["off", "integer", "NaN", "infinity", "decreasing"],
+    ids=PLANTED,
 )
 def test_every_planted_error_of_a_function_is_found(
-    planted: str, wanted: dict[str, str], tmp_path: Path
+    planted: str, wanted: dict[str, str], ex2: Hosted
 ) -> None:
-    probe = Hosted(EX2, tmp_path, planted).probe(ONE - COUNT // 2, COUNT)
+    probe = ex2.plant(PLANTED[planted]).probe(ONE - COUNT // 2, COUNT)
     for name, text in wanted.items():
         value = probe.ulp.at if name == "ulp" and probe.ulp else str(getattr(probe, name))
         assert text in value
@@ -233,14 +253,14 @@ def test_every_planted_error_of_a_function_is_found(
 @runs
 def test_a_pair_and_its_subnormals(tmp_path: Path) -> None:
     """All inputs of a 16-bit format; halves that differ; subnormals that are flushed."""
-    (tmp_path / "honest").mkdir()
-    probe = Hosted("tanh.approx.f16x2", tmp_path / "honest").probe(0, 1 << 16)
+    planted = "if ((x & 0x7c00) == 0) y &= 0x80008000; if (x == 0x1234) y ^= 0x10000;"
+    host = Hosted("tanh.approx.f16x2", tmp_path, planted)
+    probe = host.probe(0, 1 << 16)
     assert (probe.exhaustive, probe.agrees, probe.order) == (True, True, "monotone")
     assert probe.ulp_bound is not None
     assert 0.49 < probe.ulp_bound < 0.51
     assert probe.subnormal_inputs.startswith("within")
-    planted = "if ((x & 0x7c00) == 0) y &= 0x80008000; if (x == 0x1234) y ^= 0x10000;"
-    probe = Hosted("tanh.approx.f16x2", tmp_path, planted).probe(0, 1 << 16)
+    probe = host.plant(planted).probe(0, 1 << 16)
     # up to 4 of the smallest, zero is less than 4 ulp off
     assert probe.subnormal_inputs == "2038 of 2046 taken as 0"
     assert probe.wrong == "a pair's results differ: 1 times, the first at 1234"
@@ -255,8 +275,9 @@ def test_a_sampled_function_names_both_arguments(tmp_path: Path) -> None:
     assert probe.ulp is not None
     x, z = probe.ulp.at.split(" / ")
     (tmp_path / "planted").mkdir()
-    host = Hosted("div.full.f32", tmp_path / "planted", f"if (x == 0x{x} && z == 0x{z}) y += 5;")
-    worse = host.probe(0, 1 << 14)
+    planted = f"if (x == 0x{x} && z == 0x{z}) y += 5;"
+    host = Hosted("div.full.f32", tmp_path / "planted", planted)
+    worse = host.plant(planted).probe(0, 1 << 14)
     assert worse.ulp is not None
     assert (worse.ulp.at, worse.ulp.value > 4, worse.agrees) == (probe.ulp.at, True, False)
 
@@ -265,7 +286,7 @@ def test_a_sampled_function_names_both_arguments(tmp_path: Path) -> None:
 def test_near_one_only_the_absolute_error_of_a_logarithm_counts(tmp_path: Path) -> None:
     # 2^-23 in place of 1.44 times it, and one ulp off behind 4.
     planted = "if (x == 0x3f800001) y = 0x34000000; if (x == 0x40800001) y += 1;"
-    host = Hosted("lg2.approx.f32", tmp_path, planted)
+    host = Hosted("lg2.approx.f32", tmp_path, planted).plant(planted)
     near, beyond = host.probe(0x3F700000, 1 << 21), host.probe(0x40800000, 1 << 10)
     assert near.absolute is not None
     assert near.ulp is not None

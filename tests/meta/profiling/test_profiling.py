@@ -18,6 +18,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from tests.harness.warm_child import warm
 from verify import cli
 from verify.campaign.runner import CLEAN, INFRASTRUCTURE, USAGE
 from verify.cell.discovery import Roster, roster
@@ -175,7 +176,8 @@ def kernel(listed: Roster, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Console:
-    """A console whose text a test reads; ncu is there, and kernels run on the CPU."""
+    """A console whose text a test reads; ncu is there, and kernels run on the CPU, in forks."""
+    warm(monkeypatch)
     ncu = tmp_path / "ncu"
     ncu.write_text(NCU)
     ncu.chmod(0o755)

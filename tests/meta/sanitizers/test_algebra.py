@@ -17,6 +17,7 @@ from references.masks import Causal, parse_mask
 from references.quantisation import parse_quantisation
 from tests.harness.kernel_files import Writer
 from tests.harness.sanitizer_facts import right_facts
+from tests.harness.warm_child import warm
 from tests.planted import algebra as planted_kernels
 from verify.bundle import ROOT
 from verify.cell.arena import Arena
@@ -293,7 +294,7 @@ FORGETS = BY_THE_PLAIN_KERNEL.replace("out, lse", "out.clone(), lse")
 @pytest.mark.for_ci
 @pytest.mark.long(12)
 def test_a_process_compares_bits_with_the_plain_kernel(
-    write: Writer, fork_server: ForkServer, tmp_path: Path
+    write: Writer, fork_server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def session(body: str) -> Session:
         (declaration,) = roster([write(body)], fork_server).declarations
@@ -306,6 +307,7 @@ def test_a_process_compares_bits_with_the_plain_kernel(
         return instrumented.sanitize(FPSAN, here, subject, tmp_path / "files")
 
     assert session(BY_THE_PLAIN_KERNEL).judgement.outcome == "clean"
+    warm(monkeypatch)
     found = session(SLIPPED)
     assert found.judgement.outcome == "faulty"
     (case,) = found.subject.cases
@@ -347,8 +349,14 @@ def test_another_config_has_other_rows_and_the_same_blocks_of_keys() -> None:
     ],
 )
 def test_of_an_8_bit_forward_the_lse_is_compared_and_o_of_two_configs(
-    body: str, says: str, write: Writer, fork_server: ForkServer, tmp_path: Path
+    body: str,
+    says: str,
+    write: Writer,
+    fork_server: ForkServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    warm(monkeypatch)
     path = write(body, before="from verify.variant import Config")
     text = path.read_text(encoding="utf-8").replace('"float32"', f'"{EIGHT}"')
     config = "configs=(Config(block_m=128, block_n=64, num_warps=8),)"

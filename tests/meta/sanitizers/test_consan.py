@@ -20,6 +20,7 @@ import triton
 from kernels.triton.compile import compilable, compiled
 from tests.harness.kernel_files import Writer
 from tests.harness.sanitizer_facts import right_facts
+from tests.harness.warm_child import warm
 from tests.planted import tiny_gluon
 from verify.cell.discovery import roster
 from verify.cell.process import PLAIN_CPU, ForkServer
@@ -211,7 +212,9 @@ def session(write: Writer, fork_server: ForkServer, tmp_path: Path) -> Callable[
 
 
 @pytest.mark.long(6)
-def test_a_process_is_judged_by_what_it_prints(session: Callable[[str], Session]) -> None:
+def test_a_process_is_judged_by_what_it_prints(
+    session: Callable[[str], Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = f"""
     import os, sys
     assert os.environ["TRITON_INSTRUMENTATION_MODE"] == "consan"
@@ -225,6 +228,7 @@ def test_a_process_is_judged_by_what_it_prints(session: Callable[[str], Session]
     assert failure.record is not None
     assert failure.message == f"Race: {WRITES} (Triton {other_triton.version()})"
     assert failure.replay.endswith("--tool consan")
+    warm(monkeypatch)
     clean = session(RIGHT_BODY)
     assert clean.judgement.outcome == "clean"
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -20,8 +17,9 @@ from rich.console import Console
 from references.masks import Causal
 from tests.harness.paper_tool import KERNEL, PAPER_TOOL, PLANTED
 from tests.harness.shared_fork_server import SharedForkServer
+from tests.harness.warm_child import warm
 from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE
-from verify.cell.process import PLAIN_CPU, ROOT, Environment
+from verify.cell.process import PLAIN_CPU, Environment
 from verify.cli.sanitize import sanitize
 from verify.cli.sanitize_choice import Request
 from verify.evidence import Evidence, load
@@ -79,7 +77,6 @@ class Lane:
         monkeypatch.chdir(folder)
         monkeypatch.setenv("PATH", str(tools))
         monkeypatch.setenv("CUDA_HOME", str(tools))
-        monkeypatch.setenv("PAPER_SERVER", str(tools / "server"))
         self.planted = self.file("planted.py", PLANTED)
         self.faults = (
             PlantedFault(variant="right", file=self.planted, about="right", twin=True),
@@ -118,26 +115,21 @@ class Lane:
 
 
 @pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of the fake tool and of the server that starts its programs."""
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the fake tool: one for all tests, so that their environments are equal."""
     folder = tmp_path_factory.mktemp("tools")
     tool = folder / "compute-sanitizer"
     tool.write_text(f"#!{sys.executable}\n{PAPER_TOOL}", encoding="utf-8")
     tool.chmod(0o755)
-    command = [sys.executable, "-m", "tests.harness.warm_child", str(folder / "server")]
-    variables = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    with subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE) as server:
-        try:
-            assert server.stdout is not None
-            assert server.stdout.readline() == b"ready\n"
-            yield folder
-        finally:
-            server.kill()
+    return folder
 
 
 @pytest.fixture
 def lane(tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch) -> Lane:
+    """A lane whose programs are forks and which chooses among few problems."""
+    warm(monkeypatch)
     monkeypatch.setattr("verify.sanitizers.lane.ForkServer", SharedForkServer)
+    monkeypatch.setattr("verify.sanitizers.selection._DRAWS", 40)
     return Lane(tmp_path, tools, monkeypatch)
 
 

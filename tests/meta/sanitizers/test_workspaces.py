@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.harness.fake_sanitizer import fake_tool
+from tests.harness.warm_child import warm
 from verify.cell.arena import Arena, bits, pattern, plan
 from verify.cell.discovery import roster
 from verify.cell.isolated_buffers import IsolatedBuffers
@@ -54,7 +55,10 @@ VARIANTS = [
 
 
 @pytest.mark.long(9)
-def test_a_kernel_that_reads_its_workspace_first_is_convicted_by_its_bits(tmp_path: Path) -> None:
+def test_a_kernel_that_reads_its_workspace_first_is_convicted_by_its_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm(monkeypatch)
     (tmp_path / "kernel.py").write_text(KERNELS, encoding="utf-8")
     tool = Sanitizer(str(fake_tool(tmp_path / "tools")), "2025.3.1.0")
     environment = replace(PLAIN_CPU, variables=(("CUDA_VISIBLE_DEVICES", ""),))
