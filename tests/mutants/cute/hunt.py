@@ -112,7 +112,9 @@ def compiled_together(folder: Path, build: Choice, mutants: Sequence[CudaMutant]
     shutil.rmtree(folder, ignore_errors=True)  # what a compilation that failed has left
     patch_headers(folder)
     texts = [_built(folder, name, build, mutant) for name, mutant in _named(mutants).items()]
-    return _library(folder, folder, "".join([PROGRAM, *texts]), folder / "together.so")
+    text = "".join([PROGRAM, *texts])
+    # Few questions follow: quick to compile counts more than quick to run.
+    return _library(folder, folder, text, folder / "together.so", "-Og")
 
 
 def patch_headers(folder: Path) -> None:
@@ -138,10 +140,10 @@ def _built(place: Path, name: str, choice: Choice, mutant: CudaMutant | None) ->
     return text
 
 
-def _library(headers: Path, place: Path, text: str, library: Path) -> Path:
+def _library(headers: Path, place: Path, text: str, library: Path, *options: str) -> Path:
     program = place / "program.cpp"
     program.write_text(text, encoding="utf-8")
-    _compile(headers, "-shared", str(program), "-o", str(library))
+    _compile(headers, *options, "-shared", str(program), "-o", str(library))
     return library
 
 
