@@ -51,7 +51,7 @@ def test_a_compiler_stops_the_clock_of_a_run_and_nothing_else_does(
     compiler = tmp_path / "nvcc"
     shutil.copy(shutil.which("sleep") or "sleep", compiler)  # by its name
     monkeypatch.setenv("VERIFY_DEADLINE", "1")
-    builds = write(f"subprocess.run([{str(compiler)!r}, '1.6'], check=True); {FILL}")
+    builds = write(f"subprocess.run([{str(compiler)!r}, '2.5'], check=True); {FILL}")
     assert run(cell, builds).ok
     monkeypatch.setenv("VERIFY_BUILD_DEADLINE", "1")
     cell.restart()
@@ -74,10 +74,10 @@ def test_a_compiler_in_the_process_stops_the_clock_and_so_does_waiting_for_anoth
 ) -> None:
     monkeypatch.setenv("VERIFY_DEADLINE", "1")
     monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path))
-    assert run(cell, write(f"cuda.compile_source(1.6, 'sm_90a'); {FILL}", before=NVRTC)).ok
+    assert run(cell, write(f"cuda.compile_source(2.5, 'sm_90a'); {FILL}", before=NVRTC)).ok
     waits = write(f"cuda.compile_source(0.0, 'sm_90a'); {FILL}", before=NVRTC)
     with FileLock(tmp_path / "kernel.lock", thread_local=False) as lock:
-        threading.Timer(1.6, lock.release, kwargs={"force": True}).start()
+        threading.Timer(2.5, lock.release, kwargs={"force": True}).start()
         assert run(cell, waits).ok
     # What comes after the build counts.
     idle = write("cuda.compile_source(0.0, 'sm_90a'); time.sleep(30)", before=NVRTC)

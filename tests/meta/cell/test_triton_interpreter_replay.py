@@ -157,33 +157,43 @@ saying[(6,)](torch.arange(6), 8)
 """
 
 
-def test_replayed_programs_compute_the_same_bits(tmp_path):
-    (tmp_path / "same.py").write_text(KERNELS + SAME)
-    done = in_child(str(tmp_path / "same.py"))
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) > 0.5  # of the programs that were tried
+PARTS = {
+    "once": ONCE,
+    "aligned": ENDS.replace("OFFSET", "0"),
+    "not aligned": ENDS.replace("OFFSET", "1"),
+    "same": "counts[:] = [0, 0]\n" + SAME,  # at the end, since it switches replays off
+}
 
 
-def test_what_depends_on_arguments_alone_is_made_once_in_a_launch(tmp_path):
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """What each part has printed, of one process: to start it takes longer than all of them."""
+    path = tmp_path_factory.mktemp("replay") / "parts.py"
+    parts = (f"{text}\nprint('====', flush=True)\n" for text in PARTS.values())
+    path.write_text(KERNELS + "".join(parts))
+    done = in_child(str(path))
+    texts = [text.strip("\n") for text in done.stdout.split("====\n")]
+    assert done.returncode == 0, f"after {len(texts) - 1} parts: {done.stderr}"
+    return dict(zip(PARTS, texts, strict=False))
+
+
+def test_replayed_programs_compute_the_same_bits(printed):
+    assert float(printed["same"]) > 0.5  # of the programs that were tried
+
+
+def test_what_depends_on_arguments_alone_is_made_once_in_a_launch(printed):
     """And again when a path that is recorded later reads what none has read before: a replay of it
     would raise, and be interpreted."""
-    (tmp_path / "once.py").write_text(KERNELS + ONCE)
-    done = in_child(str(tmp_path / "once.py"))
-    assert done.returncode == 0, done.stderr
     # replays that were tried, those that were made, and how often a branch's steps were made once
-    assert done.stdout.split("\n")[:2] == ["13 12 3", "27 26 5"]
+    assert printed["once"].split("\n") == ["13 12 3", "27 26 5"]
 
 
-@pytest.mark.parametrize("offset", [0, 1])
-def test_replayed_programs_raise_and_print_as_interpreted_ones_do(tmp_path, offset):
+@pytest.mark.parametrize(("part", "wanted"), [("aligned", "no error"), ("not aligned", "aligned")])
+def test_replayed_programs_raise_and_print_as_interpreted_ones_do(part, wanted, printed):
     """A descriptor whose base is not aligned, in every program; and a line of each program."""
-    (tmp_path / "ends.py").write_text(KERNELS + ENDS.replace("OFFSET", str(offset)))
-    done = in_child(str(tmp_path / "ends.py"))
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    errors, printed = lines[:2], lines[2:]
-    wanted = "no error" if offset == 0 else "aligned"
+    lines = printed[part].splitlines()
+    errors, printed_lines = lines[:2], lines[2:]
     assert all(wanted in each for each in errors), errors
-    assert [ast.literal_eval(each.rpartition(" row")[0]) for each in printed] == [
+    assert [ast.literal_eval(each.rpartition(" row")[0]) for each in printed_lines] == [
         (row, 0, 0) for row in range(6)
     ]
