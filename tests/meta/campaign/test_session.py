@@ -81,6 +81,7 @@ def test_no_process_of_a_campaign_imports_sympy(tmp_path: Path) -> None:
     variables = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
         "PYTHONPATH": os.pathsep.join((str(fake), str(ROOT))),
+        "VERIFY_SHRINK_SECONDS": "0",
     }
     done = subprocess.run(
         [*command, "--dtype", "float32", "--oracle", "bound"],

@@ -12,10 +12,13 @@ import pytest
 
 from tests.harness.commands import verify
 from tests.properties import tier
+from verify.campaign.run import CampaignRun
+from verify.campaign.targets import Target
 from verify.cell import discovery
 from verify.cell.process import ROOT
 from verify.cli import main
 from verify.evidence import Evidence, load
+from verify.problem import Problem
 
 SAMPLES = ROOT / "tests" / "sample_kernels"
 
@@ -31,7 +34,7 @@ WRONG = {
     "wrong_lse": {"bound", "counting", "gather"},
     "wrong_nan": {"bound", "gather"},
     "wrong_precision": {"bound"},
-    "coarse_table": {"kept_scores"},
+    "coarse_table": {"kept_scores", "bound"},
     "returns_input": {"execution"},
     "returns_shape": {"execution"},
     "returns_dtype": {"execution"},
@@ -63,6 +66,9 @@ WRONG = {
     "false_promises.py@exclusive-window": {"contract"},
 }
 
+
+# Within the bounds of rounded scores: a table is off by less than these.
+COARSE = "sq=24,skv=40,d=64,dtype=float16,seed=3"
 
 # The test of `tests/properties/test_attention.py` that hears these oracles, as pytest -k finds it.
 HEARD_BY = {
@@ -181,6 +187,19 @@ def test_wrong_kernels_are_convicted_and_harm_no_other(tmp_path: Path) -> None:
         assert not convicted, f"{name}, right beside the wrong ones: by {convicted}\n{output}"
     for name, least in ((UPCAST, 100), (PLAIN, 50)):
         assert len([v for v in evidence.verdicts if _is(v.variant, name)]) > least, output
+
+
+def test_a_coarse_table_is_convicted_of_more_than_rounded_scores_can_cost(tmp_path: Path) -> None:
+    """By one oracle alone, of a case that is within the weakest bounds."""
+    run = CampaignRun(tmp_path / "run", "dev", (SAMPLES / "coarse_table.py",))
+    (declared,) = run.roster.declarations
+    judge = run.judge("main")
+    try:
+        target = Target(declared, declared.configs[0], "float16", "accuracy")
+        verdicts = judge.judge(target, Problem.parse(COARSE))
+    finally:
+        judge.close()
+    assert {v.oracle for v in verdicts if v.outcome == "fail"} == {"kept_scores"}
 
 
 def convicting(evidence: Evidence, name: str) -> set[str]:
