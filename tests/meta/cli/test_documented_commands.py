@@ -325,7 +325,7 @@ def test_masks_are_drawn(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["masks"])
-    runpy.run_module("references.masks", run_name="__main__")
+    runpy.run_path(str(ROOT / "references" / "masks" / "__main__.py"), run_name="__main__")
     assert "causal" in capsys.readouterr().out
 
 
