@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import runpy
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -321,12 +322,11 @@ def test_fuzz_keeps_going(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rounds) > 2
 
 
-def test_masks_are_drawn(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["masks"])
-    runpy.run_path(str(ROOT / "references" / "masks" / "__main__.py"), run_name="__main__")
-    assert "causal" in capsys.readouterr().out
+def test_masks_are_drawn() -> None:
+    command = [sys.executable, "-m", "references.masks"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "causal" in done.stdout
 
 
 def test_faults_are_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
