@@ -72,7 +72,8 @@ class TestRoster:
         files = folder(tmp_path, mine=KERNEL.format(helper="common"), common=unfit)
         found = roster(files, fork_server)
         assert (list(refs(found)), failed(found)) == (["common.py"], [])
-        files = folder(tmp_path, common=unfit, mine=KERNEL.format(helper="verify"))
+        (tmp_path / "mine.py").unlink()
+        files = folder(tmp_path, common=unfit, alone=KERNEL.format(helper="verify"))
         assert "common.py" in failed(roster(files, fork_server)), "no kernel imports it"
 
     def test_a_file_that_no_kernel_needs_does_not_load(
