@@ -189,7 +189,12 @@ def _loaded(paths: Sequence[Path], fork_server: ForkServer) -> Iterator[Reply | 
         yield from map(load, paths)
         return
     with ThreadPoolExecutor(count) as pool:
-        replies = list(pool.map(beside, paths))
+        try:
+            replies = list(pool.map(beside, paths))
+        except BaseException:  # interrupted: what is being loaded need not come to its end
+            pool.shutdown(wait=False, cancel_futures=True)
+            fork_server.close()
+            raise
     for path, reply in zip(paths, replies, strict=True):
         yield load(path) if reply is not None and reply.status in _OTHERS else reply
 

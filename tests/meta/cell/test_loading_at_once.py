@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from verify.cell import discovery
 from verify.cell.discovery import roster
-from verify.cell.process import ForkServer
+from verify.cell.process import PLAIN_CPU, ForkServer
 
 RIGHT = """
 import time
@@ -66,3 +68,28 @@ def test_they_are_loaded_at_the_same_time_and_listed_in_their_order(
     found = roster(files, fork_server)
     assert [Path(each.path).stem for each in found.declarations] == ["b", "a"]
     assert not found.failures
+
+
+def test_an_interruption_waits_for_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr(discovery, "cores", lambda: 2)
+    files = [tmp_path / "slow.py", tmp_path / "right.py"]
+    for file, seconds in zip(files, (100, 0), strict=True):
+        file.write_text(RIGHT.format(seconds), encoding="utf-8")
+    before = signal.signal(signal.SIGALRM, interrupt)
+    begun = time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 4.0)
+        with pytest.raises(Interrupted):
+            roster(files, ForkServer(PLAIN_CPU))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - begun < 60
