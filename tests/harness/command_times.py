@@ -23,13 +23,13 @@ from tests.harness import worker_times
 from verify.campaign.runner import interruptible
 from verify.cell.descendants import become_subreaper, children
 from verify.evidence import new_run_id
+from verify.evidence.records import OF_VERDICTS
 from verify.evidence.strict_json import loads
 from verify.machine.places import state_directory
 
 _POLL = 0.02  # seconds, and more where the command has run for long: it reads the whole evidence
 _PATIENCE = 3.0  # seconds for a command that is told to end
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
-_TOLD = ("verdict", "passed")  # kinds of records
 LOADED, BEGUN, JUDGED = "kernels loaded", "first case begun", "first verdict"
 CONVICTED, END = "first conviction", "end"
 
@@ -67,7 +67,7 @@ class Watch:
         for path in self.directory.glob("*.jsonl"):
             text = path.read_bytes()
             yield from (BEGUN,) * (b'"kind":"begin"' in text)
-            yield from (JUDGED,) * any(f'"kind":"{kind}"'.encode() in text for kind in _TOLD)
+            yield from (JUDGED,) * any(f'"kind":"{kind}"'.encode() in text for kind in OF_VERDICTS)
             yield from (CONVICTED,) * (b'"outcome":"fail"' in text)
 
 
@@ -134,7 +134,7 @@ def cases_of(directory: Path) -> Cases:
     for path in directory.glob("*.jsonl"):
         for line in path.read_text(encoding="utf-8").splitlines():
             record = loads(line)
-            if record["kind"] in _TOLD:
+            if record["kind"] in OF_VERDICTS:
                 spent[record["case"]] = record["seconds"]
                 ends[record["case"]] = record["time"]
     steps: Counter[str] = Counter()

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from verify.evidence import Interruption, Reason, Recorder, being_written
+from verify.evidence.records import OF_VERDICTS
 
 MARKER = "interrupted"  # a file in the run's directory: no process begins another case
 WORKER = "interruptions"  # under this name the records are written
@@ -52,7 +53,7 @@ def _begun(path: Path) -> Iterator[tuple[str, str]]:
         if data.get("kind") == "begin":
             last = {} if not data.get("ahead") else last
             last[str(data.get("case"))] = str(data.get("variant", ""))
-        elif data.get("kind") in ("verdict", "passed"):
+        elif data.get("kind") in OF_VERDICTS:
             last.pop(str(data.get("case")), None)
     yield from last.items()
 

@@ -74,7 +74,7 @@ class Judge:
     layouts: Layouts = field(default_factory=Layouts)
     diagnoses: Diagnoses = field(default_factory=Diagnoses)
     _arch: str = ""
-    # what `_asked` returned, with what it depends on
+    # what `_asked` returned, with what it depends on, which so stays alive
     _oracles: dict[tuple[int, str], tuple[Declaration, tuple[Oracle, ...], list[Oracle]]] = field(
         default_factory=dict
     )
@@ -226,7 +226,7 @@ class Judge:
         """The oracles that judge a target's cases."""
         key = (id(target.declaration), target.group)
         known = self._oracles.get(key)
-        if known is None or known[0] is not target.declaration or known[1] is not oracles():
+        if known is None or known[1] is not oracles():
             asked = [
                 oracle
                 for oracle in of_group(target.group)

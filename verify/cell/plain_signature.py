@@ -58,7 +58,7 @@ class Signature:
                 )
         named = zip(_PURPOSES, (_CAUSAL, _SCALE, _MASK, _WINDOW, _SOFTCAP, _GROUPED), strict=True)
         told = {  # a mask that is named by a text is no tensor
-            name: each
+            name
             for name, each in others.items()
             if not (name in _MASK and isinstance(each.default, str))
         }

@@ -20,6 +20,7 @@ import msgspec
 from verify.evidence import strict_json
 from verify.evidence.records import (
     KINDS,
+    OF_VERDICTS,
     SCHEMA_VERSION,
     Begin,
     Built,
@@ -222,7 +223,7 @@ def _folder(path: Path, shared: dict[Any, Any], named: bool) -> RunRecords:
 # Nearly every line is one of these, and begins as `Recorder.write` writes it.
 _READERS = {
     f'{{"kind":"{kind}",'.encode()[:16]: strict_json.reader(KINDS[kind])
-    for kind in ("begin", "verdict", "passed")
+    for kind in ("begin", *OF_VERDICTS)
 }
 
 

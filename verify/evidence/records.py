@@ -303,3 +303,5 @@ KINDS: dict[str, type[Record]] = {
     "not_run": NotRun,
     "built": Built,
 }
+OF_VERDICTS: Final = ("verdict", "passed")
+"""The kinds of records that say what was judged of a case."""

@@ -78,10 +78,8 @@ class Recorder:
             record = replace(record, time=time.time())
         values = _values(record)
         if isinstance(record, Passed):  # most lines are such: they hold nothing that is empty
-            values = {name: value for name, value in values.items() if value}
-            if "told" in values:
-                told = [_values(each) for each in record.told]
-                values["told"] = [{n: value for n, value in one.items() if value} for one in told]
+            told = [_filled(_values(each)) for each in record.told]
+            values = _filled(values | {"told": told})
         line = strict_json.dumps({"kind": _KIND_OF[type(record)], **values})
         data = line.encode("utf-8", "backslashreplace") + b"\n"
         written = os.write(self._fd, data)
@@ -133,6 +131,10 @@ def being_written(path: Path) -> bool:
 
 def _values(record: Record | Told) -> dict[str, object]:
     return {each.name: getattr(record, each.name) for each in fields(record)}
+
+
+def _filled(values: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in values.items() if value}
 
 
 def _ends_with_newline(path: Path) -> bool:

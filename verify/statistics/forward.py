@@ -22,6 +22,7 @@ from verify.statistics.rows import (
     chosen,
     drift,
     drifts,
+    exponent_steps,
     half_place,
     joined,
     rounded_sums,
@@ -39,7 +40,6 @@ _EFFECTIVE = 4.0  # 1 / sum P^2
 # relative spread of a row's P, in units of u_P, from which on their roundings are unrelated
 _COHERENT = 16.0
 _SMALL = 0.1  # relative error of weights up to which the first order is enough
-_STEPS = 3  # fp32 roundings of numbers as large as a score and the maximum together
 
 
 @dataclass(frozen=True)
@@ -158,9 +158,7 @@ def _weights(problem: Problem, block: RowBlock, a: ForwardArithmetic, walk: Tens
         common += a.function * block.scores.abs().masked_fill_(hidden, 0.0)
     common += a.exps
     of_sums = rounded_sums(a.scores, float(problem.head_dim), size, walk.square()).sqrt_()
-    # The product with the factor and a mod's steps; the product with the maximum, and differences.
-    steps = (1 + roundings) * size.square() + _STEPS * (size + top + a.offset).square()
-    steps = steps.sqrt_().mul_(UNIFORM * U)
+    steps = exponent_steps(size, top + a.offset, roundings).sqrt_()
     scale, sums = (1.0 if a.normalised else block.row_sum[..., None].clamp(min=1.0)), p
     worst = (UNIFORM * a.probability_roundoff) * p
     least = worst / 2

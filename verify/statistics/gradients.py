@@ -25,6 +25,7 @@ from verify.statistics.rows import (
     Prediction,
     chosen,
     drift,
+    exponent_steps,
     half_place,
     rounded_sums,
     summary,
@@ -36,7 +37,6 @@ from verify.tolerance.gradients_arithmetic import GradientArithmetic, resolve
 _TERMS = 8  # visible ones
 _EFFECTIVE = 4.0  # (sum |w|)^2 / sum w^2
 _SMALL = 0.1  # relative error of weights up to which the first order is enough
-_STEPS = 3  # fp32 roundings of numbers as large as a score and LSE together
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,8 @@ def _pairs(
     p = torch.exp(scores.mul(1.0 if problem.scale >= 0 else -1.0) - lse).masked_fill_(hidden, 0.0)
     relative = drift(a.scores, problem.head_dim) * reach + a.exp
     relative += (U * a.scale_roundings) * scores.abs()
-    steps = scores.square() + _STEPS * (scores.abs() + lse.abs()).square()
     own = rounded_sums(a.scores, float(problem.head_dim), scores, walk.square())
-    relative = (relative.square() + own + (UNIFORM * U) ** 2 * steps).sqrt_()
+    relative = (relative.square() + own + exponent_steps(scores.abs(), lse.abs())).sqrt_()
     gradient, reach, walk = _scaled(dout, v, 1.0)
     of_sums = rounded_sums(a.scores, float(problem.head_dim_v), gradient, walk.square()).sqrt_()
     delta = (dout * out).sum(-1, keepdim=True)

@@ -14,7 +14,9 @@ from verify.arithmetic.dtypes import DType
 from verify.arithmetic.unit import NearestChain, Promoted, Unit
 from verify.problem import Problem
 from verify.problem.premises import broken
+from verify.tolerance.arithmetic import U
 
+_STEPS = 3  # fp32 roundings of numbers as large as a score and what is subtracted together
 UNIFORM = 3.0**-0.5  # standard deviation of an error that is uniform on (-1, 1)
 WALK = 3.0  # standard deviations that partial sums of a random walk stay within
 
@@ -131,6 +133,14 @@ def rounded_sums(unit: Unit, terms: Tensor | float, exact: Tensor, squares: Tens
         return torch.zeros_like(squares)
     each = (2.0**-unit.fraction * UNIFORM) ** 2
     return each * (terms * (exact.square() + squares) + squares)
+
+
+def exponent_steps(score: Tensor, subtracted: Tensor, more: int = 0) -> Tensor:
+    """The variance of what fp32 rounds on the way from a score to its exponential: the product with
+    the factor and `more` steps of a score mod; the product with what is subtracted, the maximum or
+    LSE, and differences.  Both are sizes."""
+    sizes = (1 + more) * score.square() + _STEPS * (score + subtracted).square()
+    return (UNIFORM * U) ** 2 * sizes
 
 
 def joined(

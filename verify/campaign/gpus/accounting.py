@@ -9,6 +9,7 @@ import msgspec
 from rich.table import Column, Table
 
 from verify.campaign.gpus import state
+from verify.evidence.records import OF_VERDICTS
 
 _FILE = "accounting.json"
 
@@ -105,7 +106,7 @@ def _counted(path: Path) -> tuple[int, int, float]:
                 busy += max(last - begun, 0.0)
                 begun = last = said.time
                 cases += 1
-            elif said.kind in ("verdict", "passed"):
+            elif said.kind in OF_VERDICTS:
                 last = max(last, said.time)
                 failing += said.outcome == "fail"
     return cases, failing, busy + max(last - begun, 0.0)
