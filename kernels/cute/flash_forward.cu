@@ -2,7 +2,7 @@
 // and the layouts.
 //
 // A build defines ELEMENT (half_t or bfloat16_t), HEAD_DIM (a multiple of 32), BLOCK_M (64 or 128:
-// rows of a block) and BLOCK_N (32 or 64: keys of a step).
+// rows of a block) and BLOCK_N (32, 64 or 128: keys of a step).
 #include "tiles.cuh"
 
 #include "arguments.cuh"
@@ -18,6 +18,8 @@ using HeadDim = Int<HEAD_DIM>;
 using BlockM = Int<BLOCK_M>;
 using BlockN = Int<BLOCK_N>;
 constexpr int kStages = 2;
+// To leave O alone where no maximum rises gains only where steps are long (docs/benchmarks.md).
+constexpr bool kLazy = BLOCK_N == 128;
 
 using LayoutQ = TileLayout<BLOCK_M, HEAD_DIM>;
 using LayoutKV = TileLayout<BLOCK_N, HEAD_DIM, kStages>;
@@ -35,7 +37,7 @@ static_assert(sizeof(Shared) == SHARED_BYTES && BLOCK_M <= kThreads);
 
 // The second bound is on registers, by the blocks that a multiprocessor must be able to hold:
 // without it ptxas aims at three even for head_dim 128, and spills.
-extern "C" __global__ void __launch_bounds__(kThreads, HEAD_DIM <= 64 ? 3 : 2)
+extern "C" __global__ void __launch_bounds__(kThreads, HEAD_DIM <= 64 && BLOCK_M <= 64 ? 3 : 2)
     flash_forward(Arguments const a) {
   // One grid axis, so that batch x heads may exceed 65535; the last tile first, since causal rows
   // grow longer.
@@ -121,11 +123,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, HEAD_DIM <= 64 ? 3 : 2)
     };
     multiply(load_qk, operand_q, operand_k, scores);
 
-    // One rounded product per score, and no fused multiply-add after it: x - m must be exactly 0 at
-    // the maximum.
-    CUTE_UNROLL
-    for (int i = 0; i < size(scores); ++i) {
-      scores(i) = __fmul_rn(a.scale_log2, scores(i));
+    // The largest score has the largest sum if that has the scale's sign; by 0 all scores are equal.
+    if (a.q_factor != 1.0f) {
+      CUTE_UNROLL
+      for (int i = 0; i < size(scores); ++i) {
+        scores(i) *= a.q_factor;
+      }
     }
     if (block < walk.whole.low || block >= walk.whole.high) {
       CUTE_UNROLL
@@ -140,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, HEAD_DIM <= 64 ? 3 : 2)
         }
       }
     }
-    online_softmax(x, o, row_max, row_sum);
+    online_softmax_of_sums<kLazy>(x, o, a.scale_log2, row_max, row_sum);
     to_left_operand(rounded(scores), operand_p);
 
     cp_async_wait<1>();
@@ -152,6 +155,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, HEAD_DIM <= 64 ? 3 : 2)
     multiply(load_v, operand_p, operand_v, acc);
   }
 
+  CUTE_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    row_max(r) = __fmul_rn(a.scale_log2, row_max(r));
+  }
   finish_rows(a, batch, head, first_row, place, o, row_max, row_sum);
 
   // O goes through the memory of Q, to leave it as whole rows.

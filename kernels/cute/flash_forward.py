@@ -4,14 +4,14 @@ layouts say.
 A block of four warps owns BLOCK_M query rows of one head and walks over the keys in blocks of
 BLOCK_N (Dao, arXiv 2307.08691, algorithm 1):
 
-    x     = (softmax_scale log2 e) (q . k)        one fp32 product per score, so that x - m is
-                                                  exactly 0 at the maximum
-    m'    = max(m, max x)
-    p     = 2^(x - m'),  alpha = 2^(m - m')       ex2.approx
+    s     = q . k                                 with the sign of softmax_scale
+    m'    = max(m, max s)
+    M     = fl(c m'),  c = |softmax_scale| log2 e what is subtracted
+    p     = 2^(c s - M'),  alpha = 2^(M - M')     ex2.approx; c s - M' is one fused operation
     l     = alpha l + sum p                       p in fp32, before it is rounded
     acc   = alpha acc + round(p) v                p rounded to v's dtype, products accumulated in
                                                   fp32
-    O     = acc (1 / l),  LSE = ln 2 (m + log2 l) once, at the end
+    O     = acc (1 / l),  LSE = ln 2 (M + log2 l) once, at the end
 
 A mask is a band between two diagonals or a table of the keys [low, high) of every row
 (kernels/masks.py).  Both are plain arguments: one build takes every mask.  A block walks over the
@@ -41,9 +41,11 @@ also keeps the next copies from overwriting what a slower warp still reads.  O l
 memory of Q, as whole rows.
 
 A build is chosen by dtype, head dim and blocks; lengths, strides, mask, scale and heads are plain
-arguments.  Head dims above 128 have blocks of 64 rows.  No build spills.  NVRTC takes some 16 s for
-each, most of it for CuTe's templates.  The headers are those of CUTLASS_PATH, or of the package
-nvidia-cutlass.
+arguments.  Head dims above 128 have blocks of 64 rows.  `cute-flash-forward-d64` is the same source
+for head dims up to 64, whose registers hold the scores of 128 keys at a step; it leaves acc alone
+where no row of a warp has a new maximum: every alpha is 1 there.  No build spills.  NVRTC takes
+some 16 s for each, most of it for CuTe's templates.  The headers are those of CUTLASS_PATH, or of
+the package nvidia-cutlass.
 """
 
 from __future__ import annotations
@@ -51,11 +53,12 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kernels.cuda.family import Family, Launch
-from kernels.ptx.tiling import MASKS
+from kernels.ptx.tiling import MASKS, wide_scaling
 from verify.cuda.compile import (
     CompileError,
     Source,
@@ -177,19 +180,29 @@ def builds(arch: str) -> list[Build]:
     The code is the same for every architecture, only ptxas differs, and one build takes as long as
     hundreds of other kernels'.
     """
+    return _built(FAMILY, _BUILDS if arch == "sm_90a" else _BUILDS[:2], arch)
+
+
+def builds_d64(arch: str) -> list[Build]:
+    """Both head dims for Hopper; elsewhere the larger."""
+    return _built(FAMILY_D64, _BUILDS_D64 if arch == "sm_90a" else _BUILDS_D64[:1], arch)
+
+
+def _built(family: Family, chosen: Sequence[tuple[Config, str, int]], arch: str) -> list[Build]:
     capability = arch_named(arch).capability
-    if capability is None or capability < SUPPORT.capability:
+    if capability is None or capability < family.support.capability:
         return []
-    chosen = _BUILDS[: None if arch == "sm_90a" else 2]
-    return [FAMILY.build((*choice, "", STRIDED), arch) for choice in chosen]
+    return [family.build((*choice, "", STRIDED), arch) for choice in chosen]
 
 
 CONFIGS = (
     Config(block_m=64, block_n=64, num_warps=WARPS, num_stages=STAGES),
     Config(block_m=128, block_n=32, num_warps=WARPS, num_stages=STAGES),
+    Config(block_m=128, block_n=64, num_warps=WARPS, num_stages=STAGES),
 )
+CONFIGS_D64 = (Config(block_m=128, block_n=128, num_warps=WARPS, num_stages=STAGES),)
 
-_SMALL, _TALL = CONFIGS
+_SMALL, _TALL, _LARGE = CONFIGS
 # Those that need most registers first: of 128 rows, and, with Hopper's shared memory, of 64.
 _BUILDS = (
     (_TALL, "float16", 128),
@@ -200,7 +213,10 @@ _BUILDS = (
     (_TALL, "float16", 160),
     (_SMALL, "float16", 96),
     (_TALL, "bfloat16", 32),
+    (_LARGE, "float16", 128),
+    (_LARGE, "bfloat16", 96),
 )
+_BUILDS_D64 = ((*CONFIGS_D64, "float16", 64), (*CONFIGS_D64, "bfloat16", 32))
 
 SUPPORT = Support(
     dtypes=tuple(ELEMENTS),
@@ -220,6 +236,12 @@ FAMILY = Family(
     make=launch,
     kinds=dict.fromkeys(("full", "causal", "window", "interval"), ""),  # one build takes all
     in_bytes=False,
+    scaling=wide_scaling,
+)
+FAMILY_D64 = replace(
+    FAMILY,
+    configs=CONFIGS_D64,
+    support=replace(SUPPORT, head_dims=tuple(dim for dim in HEAD_DIMS if dim <= 64)),
 )
 
 VARIANT = Variant(
@@ -255,6 +277,16 @@ VARIANT = Variant(
     builds=builds,
     head_dim_buckets=HEAD_DIMS,
 )
+VARIANT_D64 = replace(
+    VARIANT,
+    name="cute-flash-forward-d64",
+    forward=FAMILY_D64.forward,
+    configs=CONFIGS_D64,
+    support=FAMILY_D64.support,
+    builds=builds_d64,
+    head_dim_buckets=FAMILY_D64.support.head_dims,
+)
+VARIANTS = [VARIANT, VARIANT_D64]
 
 WITNESS = (
     {

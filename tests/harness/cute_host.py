@@ -245,16 +245,19 @@ def placed(tensor: Tensor, problem: Problem, name: str) -> Tensor:
     return view.copy_(tensor).expand(problem.shapes[name])
 
 
-SMALL, TALL = kernel.CONFIGS
+SMALL, TALL, LARGE = kernel.CONFIGS
+(WIDE,) = kernel.CONFIGS_D64
 BUILDS = {
     "d32": (SMALL, "bfloat16", 32),
+    "d64": (WIDE, "float16", 64),
     "d96": (TALL, "float16", 96),
+    "d128": (LARGE, "bfloat16", 128),
     "d160": (SMALL, "float16", 160),
     "d192": (TALL, "bfloat16", 192),
     "d224": (TALL, "float16", 224),
     "d256": (SMALL, "bfloat16", 256),
 }
-"""Head dims that are no multiple of 64 or above 128; 64 and 128 have the same pieces and blocks."""
+"""Every config, pieces of 32 and of 64 columns, and the head dims above 128."""
 UNEVEN = "uneven"
 # No config: 48 keys do not divide 64 rows.
 CHOICES = BUILDS | {UNEVEN: (replace(SMALL, block_n=48), "bfloat16", 64)}

@@ -14,7 +14,7 @@ from kernels.cuda.family import Choice, Family, Launch
 from verify.cuda.edits import Edit, edited
 from verify.variant import Config, Variant
 
-_EXPONENT = r"x\(r, c\) = ptx::ex2\(__fsub_rn\(x\(r, c\), shift\)\);"
+_EXPONENT = r"x\(r, c\) = ptx::ex2\(__fmaf_rn\(x\(r, c\), factor, -shift\)\);"
 _EXPONENT_8 = r"x\(r, c\) = ptx::ex2\(__fmaf_rn\(factor, x\(r, c\), -shift\)\);"
 _RESCALE = (
     r"(?s)(    CUTE_UNROLL\n    for \(int c = 0; c < size<1>\(o\); \+\+c\) \{\n"
@@ -26,44 +26,23 @@ LAZY_RESCALE = (
 )
 
 # of cute-flash-forward
-NO_EXPONENTIALS = (Edit(_EXPONENT, "x(r, c) = __fsub_rn(x(r, c), shift);"),)
+NO_EXPONENTIALS = (Edit(_EXPONENT, "x(r, c) = __fmaf_rn(x(r, c), factor, -shift);"),)
 QUERIES_STAY = (
     Edit(
         r"(?m)^( +)copy\(LoadRows\{\}, from_q\(_, _, step\), to_q\(_, _, step\)\);$",
         r"\1if (block == walk.some.low) copy(LoadRows{}, from_q(_, _, step), to_q(_, _, step));",
     ),
 )
-# For a positive scale: 2^(scale s - scale m) by one fused operation in the place of two.
-FUSED_EXPONENT = (
-    Edit(
-        r"(?s)    CUTE_UNROLL\n    for \(int i = 0; i < size\(scores\); \+\+i\) \{\n"
-        r"      scores\(i\) = __fmul_rn\(a\.scale_log2, scores\(i\)\);\n    \}\n",
-        "",
-    ),
-    Edit(
-        r"online_softmax\(x, o, row_max, row_sum\)",
-        "online_softmax(x, o, row_max, row_sum, a.scale_log2)",
-    ),
-    Edit(
-        r"(online_softmax\(X& x, O& o, Statistic& row_max, Statistic& row_sum)\)",
-        r"\1, float scale)",
-    ),
-    Edit(r"\? 0\.0f : largest;", "? 0.0f : largest * scale;"),
-    Edit(
-        r"ptx::ex2\(__fsub_rn\(row_max\(r\), shift\)\)",
-        "ptx::ex2(__fmaf_rn(row_max(r), scale, -shift))",
-    ),
-    Edit(_EXPONENT, "x(r, c) = ptx::ex2(__fmaf_rn(x(r, c), scale, -shift));"),
-    Edit(
-        r"(?m)^  finish_rows\(a, batch, head,",
-        r"  for (int r = 0; r < size<0>(o); ++r) row_max(r) *= a.scale_log2;\n\g<0>",
-    ),
-)
+
+
+def rescale(*, lazy: bool) -> tuple[Edit, ...]:
+    """Whether O is left alone where no maximum of the warp's rows has grown."""
+    return (Edit(r"kLazy = BLOCK_N == 128", f"kLazy = {str(lazy).lower()}"),)
 
 
 def blocks_of_a_multiprocessor(number: int) -> tuple[Edit, ...]:
     """As many must have room: it bounds the registers of a thread."""
-    return (Edit(r"HEAD_DIM <= 64 \? 3 : 2", str(number)),)
+    return (Edit(r"HEAD_DIM <= 64 && BLOCK_M <= 64 \? 3 : 2", str(number)),)
 
 
 # of cute-hopper-fp8-forward

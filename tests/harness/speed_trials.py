@@ -195,21 +195,27 @@ def _cute(
 
 
 def _cute_flash() -> Iterator[Trial]:
-    small, tall = cute_flash.CONFIGS
     make = partial(_cute, cute_flash.VARIANT)
-    for one in (small, tall):
+    for one in cute_flash.CONFIGS:
         yield make("as it is", one)
         yield make("Q stays in registers", one, edits.QUERIES_STAY)
-        yield make("fused exponent", one, edits.FUSED_EXPONENT)
-        yield make("lazy rescale", one, edits.LAZY_RESCALE)
+        yield make("lazy rescale", one, edits.rescale(lazy=True))
         for number in (2, 3, 4):
             room = edits.blocks_of_a_multiprocessor(number)
             yield make(f"room for {number} blocks", one, room)
         yield make("no exponentials", one, edits.NO_EXPONENTIALS, wrong=True)
         yield make("two blocks on a multiprocessor", one, shared_bytes=80 << 10)
     two = edits.blocks_of_a_multiprocessor(2)
-    for one in (config(64, 128, 4, 2), config(128, 64, 4, 2), config(64, 32, 4, 2)):
-        yield make("other blocks, room for 2,", one, two)
+    yield make("other blocks, room for 2,", config(64, 128, 4, 2), two)
+
+
+def _cute_d64() -> Iterator[Trial]:
+    make = partial(_cute, cute_flash.VARIANT_D64)
+    (one,) = cute_flash.CONFIGS_D64
+    yield make("as it is", one)
+    yield make("O is always rescaled", one, edits.rescale(lazy=False))
+    yield make("Q stays in registers", one, edits.QUERIES_STAY)
+    yield make("no exponentials", one, edits.NO_EXPONENTIALS, wrong=True)
 
 
 def _cute_8() -> Iterator[Trial]:
@@ -237,5 +243,6 @@ GROUPS: dict[str, tuple[Callable[[], Iterator[Trial]], tuple[int, ...]]] = {
     "triton": (_triton, (64, 128)),
     "triton-fp8": (_triton_8, (64, 128)),
     "cute": (_cute_flash, (64, 128)),
+    "cute-d64": (_cute_d64, (64,)),
     "cute-fp8": (_cute_8, (128,)),
 }

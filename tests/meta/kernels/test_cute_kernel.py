@@ -84,6 +84,14 @@ def test_shared_memory_fits_its_architectures(config: Config, head_dim: int) -> 
     assert made.block_m == (64 if config is SMALL or head_dim > 128 else 128)
 
 
+@pytest.mark.parametrize("head_dim", kernel.FAMILY_D64.support.head_dims)
+def test_two_blocks_for_small_head_dims_share_a_multiprocessor(head_dim: int) -> None:
+    made = kernel.launch(*kernel.CONFIGS_D64, "float16", head_dim, "")
+    assert made.block_m == 128
+    assert made.shared_bytes <= 99 * 1024  # as of every architecture
+    assert 2 * (made.shared_bytes + 1024) <= 164 * 1024  # of an A100's multiprocessor
+
+
 @pytest.mark.parametrize(
     ("mask", "expected"),
     [("full", lambda r: 9), ("causal", lambda r: r + 5), ("causal.tl", lambda r: r + 1)],

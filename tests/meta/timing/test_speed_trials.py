@@ -18,10 +18,9 @@ from tests.harness.speed_trials import GROUPS, Inputs, Trial
 from verify.cuda.compile import compilable
 
 FORWARD = (
-    speed_edits.LAZY_RESCALE,
+    speed_edits.rescale(lazy=True),
     speed_edits.NO_EXPONENTIALS,
     speed_edits.QUERIES_STAY,
-    speed_edits.FUSED_EXPONENT,
     speed_edits.blocks_of_a_multiprocessor(2),
 )
 EIGHT_BITS = (
