@@ -75,12 +75,14 @@ class Ledger:
         return {mutant.id: entries[mutant.id] for mutant in mutants if mutant.id in entries}
 
     def save(self, entries: Mapping[str, Entry]) -> None:
-        """Write the JSON, a line each."""
+        """Write the JSON, a line each, at once or not at all."""
         lines = [
             f"{json.dumps(id_)}: {json.dumps(vars(entry))}"
             for id_, entry in sorted(entries.items())
         ]
-        self.path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        beside = self.path.with_suffix(".new")
+        beside.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        beside.replace(self.path)
 
     def reasons(self) -> dict[str, Reason]:
         """Why mutants survive, by their ids.  Raises ValueError for a reason that says too

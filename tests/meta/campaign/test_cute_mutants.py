@@ -3,17 +3,20 @@ sources, every survivor has its reason, and a convicted one is convicted again."
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from tests.harness.cute_host import file_of_all, has_headers, has_host
+from tests.harness.ptx_host import Choice
 from tests.mutants.cuda.host_hunt import Question
 from tests.mutants.cuda.mutant import CudaMutant
 from tests.mutants.cuda.operators import mutations
-from tests.mutants.cute.hunt import CuteHunt, compiled_together, questions
+from tests.mutants.cute.hunt import Built, CuteHunt, compiled_together, questions
 from tests.mutants.cute.mutant import BUILDS, GROUNDS, chosen
-from tests.mutants.record import CUTE, KILLED, SURVIVORS
+from tests.mutants.record import BROKEN, CUTE, KILLED, SURVIVORS
 from tests.properties import tier
 
 MUTANTS = {mutant.id: mutant for mutant in chosen()}
@@ -89,3 +92,28 @@ def test_a_convicted_mutant_is_convicted_again_and_the_kernel_is_not(
     question = question_of(mutant)
     assert hunt.verdict(hunt.library(question.build, None), question) is None
     assert hunt.again(mutant, ENTRIES[mutant.id])
+
+
+def test_mutants_are_compiled_together_but_for_those_that_do_not_compile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first, bad, last = list(MUTANTS.values())[:3]
+    asked = []
+
+    def compiled(
+        hunt: CuteHunt, build: Choice, several: Sequence[CudaMutant | None]
+    ) -> dict[Built, Path]:
+        asked.append(tuple(several))
+        hunt._count += 1
+        if bad in several:
+            said = f"in /folder/{hunt._place(several.index(bad))}/tiles.cuh:1: error"
+            raise subprocess.CalledProcessError(1, "g++", stderr=said)
+        return {(build, each): tmp_path / str(n) for n, each in enumerate(several)}
+
+    monkeypatch.setattr(CuteHunt, "_compiled", compiled)
+    monkeypatch.setattr(CuteHunt, "answer", lambda *_: (0, "O"))
+    monkeypatch.setattr(CuteHunt, "verdict", lambda *_: None)
+    hunt = CuteHunt()
+    hunt.prepare([first, bad, last])
+    assert [hunt(mutant).how for mutant in (first, bad, last)] == [KILLED, BROKEN, KILLED]
+    assert asked == [(None, first, bad, last), (None, first, last), (bad,)]

@@ -4,8 +4,10 @@ reason, and a sample of the convicted ones is convicted again."""
 from __future__ import annotations
 
 import ast
+import math
 import re
 import runpy
+import signal
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,9 +20,12 @@ from tests.faults.fault import BACKWARD_KERNELS, TRITON_DECODE, TRITON_DESCRIPTO
 from tests.faults.search import convicts
 from tests.faults.stand import Stand
 from tests.mutants import document, record, scores
+from tests.mutants.crew import Crew
 from tests.mutants.cuda.mutant import chosen as cuda_chosen
 from tests.mutants.cute.mutant import chosen as cute_chosen
+from tests.mutants.languages import LANGUAGES
 from tests.mutants.mutant import source
+from tests.mutants.queue import Queue
 from tests.mutants.record import BROKEN, KILLED, SURVIVED, TRITON, Ledger
 from tests.mutants.triton.hunt import _NAMED, TritonHunt
 from tests.mutants.triton.mutant import GROUNDS, TritonMutant, chosen
@@ -217,18 +222,52 @@ def test_a_convicted_mutant_is_convicted_again_and_the_kernel_is_not(
 
 
 def test_the_command_hunts_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One cheap mutant again, into files of its own."""
-    cheapest = spread()[0]
+    """Two cheap mutants again, by a process each, into files of its own."""
+    cheapest = {mutant.id for mutant in spread()[:2]}
     ledger = Ledger(tmp_path / "record.json", TRITON.explained)
     for module in (record, document, scores):
         monkeypatch.setattr(module, "TRITON", ledger)
     monkeypatch.setattr(document, "PATH", tmp_path / "mutation.md")
     monkeypatch.setattr(scores, "PATH", tmp_path / "mutation_scores.py")
     monkeypatch.setattr(scores, "sources", lambda: defaultdict(str))
-    monkeypatch.setattr(sys, "argv", ["tests.mutants", cheapest.id])
+    monkeypatch.setattr(sys, "argv", ["tests.mutants", "--processes", "2", *cheapest])
     runpy.run_path(str(ROOT / "tests/mutants/__main__.py"), run_name="__main__")
-    assert {id_: entry.how for id_, entry in ledger.load().items()} == {cheapest.id: KILLED}
-    assert "1 of" in (tmp_path / "mutation.md").read_text("utf-8")
+    hows = {id_: entry.how for id_, entry in ledger.load().items()}
+    assert hows == dict.fromkeys(cheapest, KILLED)
+    assert "2 of" in (tmp_path / "mutation.md").read_text("utf-8")
+
+
+def test_a_hunt_that_is_stopped_keeps_what_it_has_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = Ledger(tmp_path / "record.json", TRITON.explained)
+    monkeypatch.setattr(record, "TRITON", ledger)
+    first, second = KILLS[:2]
+
+    def stopped(crew: Crew) -> None:
+        crew._save(first, ENTRIES[first.id])
+        signal.raise_signal(signal.SIGTERM)
+        crew._save(second, ENTRIES[second.id])
+
+    monkeypatch.setattr(Crew, "_hunt", stopped)
+    before = signal.getsignal(signal.SIGTERM)
+    Crew(LANGUAGES["triton"], [first, second], 1, math.inf).hunt()
+    assert ledger.load() == {first.id: ENTRIES[first.id]}
+    assert capsys.readouterr().out.endswith("; 1 left\n")
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_process_stays_on_a_ground_and_the_dearest_comes_first() -> None:
+    grounds = {mutant.id: ground for mutant, ground in zip(KILLS, "aaabbbb", strict=False)}
+    left = [mutant for mutant in KILLS if mutant.id in grounds]
+    queue = Queue(left, lambda mutant: grounds[mutant.id], 2, {"a": 9.0, "b": 5.0})
+    a, b = ([mutant for mutant in left if grounds[mutant.id] == name] for name in "ab")
+    assert queue.take(None) == ("a", (a[0], a[1]))
+    assert queue.take(None) == ("b", (b[0], b[1]))
+    assert queue.take("a") == ("a", (a[2],))
+    assert len(queue) == 1
+    assert queue.take("a") == ("b", (b[2], b[3]))
+    assert queue.take("b") is None
 
 
 def test_the_command_takes_the_cuda_sources(

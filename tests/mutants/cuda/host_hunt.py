@@ -13,7 +13,7 @@ import resource
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -111,6 +111,13 @@ class HostHunt:
                 build = Question.parse(entry.by.partition(":")[2]).build
                 self.convicting.setdefault(mutant.edited, Counter())[build] += 1
 
+    def prepare(self, mutants: Sequence[CudaMutant]) -> None:
+        """These are hunted next, one after the other."""
+
+    def code(self, library: Path) -> bytes:
+        """What tells a library from that of the right kernel."""
+        return library.read_bytes()
+
     def __call__(self, mutant: CudaMutant) -> Entry:
         """Ask one build after the other until one is convicted.
 
@@ -126,7 +133,7 @@ class HostHunt:
                 library = self.library(build, mutant)
             except subprocess.CalledProcessError:
                 return Entry(BROKEN, "", asked, time.monotonic() - begun)
-            if library.read_bytes() == right:
+            if self.code(library) == right:
                 continue
             how = SURVIVED
             every = self.questions(build)
@@ -145,7 +152,7 @@ class HostHunt:
             for question in self.questions(build):
                 said = self.verdict(library, question)
                 assert said is None, f"{question.id}: {said} of the kernel as it is"
-            self._right[build] = library.read_bytes()
+            self._right[build] = self.code(library)
         return self._right[build]
 
     def again(self, mutant: CudaMutant, entry: Entry) -> bool:

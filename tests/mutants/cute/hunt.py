@@ -23,13 +23,16 @@ from tests.harness.cute_host import (
     patch_atoms,
 )
 from tests.harness.ptx_host import SCHEDULES, Choice, convict
-from tests.mutants.cuda.host_hunt import HostHunt, Question, words
+from tests.mutants.cuda.host_hunt import HostHunt, Question
 from tests.mutants.cuda.mutant import CudaMutant
 from tests.mutants.cute.mutant import BUILDS
 from tests.mutants.mutant import source
+from tests.mutants.record import Entry
 from verify.problem import Problem
 
-_NAME = "built"
+Built = tuple[Choice, CudaMutant | None]
+"""A build of a mutant, or of the kernel as it is."""
+
 # Keys that no row of a sequence sees may hold anything.
 _SPOILED = "b=2,sq=64,skv=200,mask=lengths.64_64.70_0"
 # A local variable that is read before it is set is no number that could be right by luck.
@@ -52,14 +55,18 @@ def _problem(build: Choice, text: str) -> Problem:
 
 
 class CuteHunt(HostHunt):
-    """CuTe's headers are compiled once, which takes longer than a kernel.
+    """CuTe's headers are compiled once, which takes longer than a kernel, and the mutants that are
+    prepared together are compiled together, which takes little longer than one.
 
-    A library's file is named as the kernel in it; see `compiled_together` for several in one.
+    A library's file is named as the kernel in it.
     """
 
     def __init__(self) -> None:
         super().__init__(BUILDS)
-        self._made: dict[tuple[Choice, CudaMutant | None], Path] = {}
+        self._made: dict[Built, Path] = {}
+        self._batch: tuple[CudaMutant, ...] = ()
+        self._alone: set[Built] = set()  # what is compiled by itself, as no other compiles with it
+        self._count = 0  # of libraries
 
     @cached_property
     def _headers(self) -> Path:
@@ -72,20 +79,62 @@ class CuteHunt(HostHunt):
     def questions(self, build: Choice) -> list[Question]:
         return questions(build)
 
+    def prepare(self, mutants: Sequence[CudaMutant]) -> None:
+        self._batch = tuple(mutants)
+        self._made = {key: library for key, library in self._made.items() if key[1] is None}
+        self._alone = set()
+
+    def code(self, library: Path) -> bytes:
+        """A library of several has none that could be compared."""
+        return str(library).encode()
+
+    def __call__(self, mutant: CudaMutant) -> Entry:
+        entry = super().__call__(mutant)
+        self._batch = tuple(each for each in self._batch if each != mutant)
+        return entry
+
     def library(self, build: Choice, mutant: CudaMutant | None) -> Path:
-        if (build, mutant) in self._made:
-            return self._made[build, mutant]
-        place = self.folder / ("right" if mutant is None else "mutant") / words(build)
-        shutil.rmtree(place, ignore_errors=True)
-        program = f'#include "{self._headers}"\n{_built(place, _NAME, build, mutant)}'
-        return _library(self.folder, place, program, place / f"{_NAME}.so")
+        if (build, mutant) not in self._made:
+            self._make(build, mutant)
+        return self._made[build, mutant]
+
+    def _make(self, build: Choice, mutant: CudaMutant | None) -> None:
+        """Compile that mutant, or the kernel as it is, together with those that are hunted next; by
+        itself, if no other compiles with it."""
+        behind = [each for each in self._batch if each != mutant]
+        several = [each for each in (mutant, *behind) if (build, each) not in self._alone]
+        while (build, mutant) not in self._made:
+            if (build, mutant) in self._alone:
+                several = [mutant]
+            try:
+                self._made |= self._compiled(build, several)
+            except subprocess.CalledProcessError as error:
+                if len(several) == 1:
+                    raise
+                refused = [each for n, each in enumerate(several) if self._place(n) in error.stderr]
+                self._alone |= {(build, each) for each in refused or several}
+                several = [each for each in several if (build, each) not in self._alone]
+
+    def _compiled(self, build: Choice, several: Sequence[CudaMutant | None]) -> dict[Built, Path]:
+        """The libraries of these.  Raises subprocess.CalledProcessError."""
+        self._count += 1
+        place = self.folder / f"several{self._count}"
+        names = [self._place(n) for n in range(len(several))]
+        texts = [_built(place, *each, build) for each in zip(names, several, strict=True)]
+        text = "".join([f'#include "{self._headers}"\n', *texts])
+        library = _library(self.folder, place, text, place / "together.so")
+        named = zip(names, several, strict=True)
+        return {(build, each): _linked(place, library, name) for name, each in named}
+
+    def _place(self, number: int) -> str:
+        """The folder, and the namespace, of one of those that are compiled together; no other text
+        contains it."""
+        return f"several{self._count}n{number}_"
 
     def take(self, library: Path, build: Choice, mutants: Sequence[CudaMutant]) -> None:
         """Use what `compiled_together` has made of these."""
         for name, mutant in _named(mutants).items():
-            place = self.folder / f"{name}.so"
-            place.symlink_to(library)
-            self._made[build, mutant] = place
+            self._made[build, mutant] = _linked(self.folder, library, name)
 
     def verdict(self, library: Path, question: Question) -> str | None:
         choice, problem = question.build, question.problem
@@ -111,7 +160,7 @@ def compiled_together(folder: Path, build: Choice, mutants: Sequence[CudaMutant]
     are made once for all of them, which takes longer than all else."""
     shutil.rmtree(folder, ignore_errors=True)  # what a compilation that failed has left
     patch_headers(folder)
-    texts = [_built(folder, name, build, mutant) for name, mutant in _named(mutants).items()]
+    texts = [_built(folder, name, mutant, build) for name, mutant in _named(mutants).items()]
     text = "".join([PROGRAM, *texts])
     # Few questions follow: quick to compile counts more than quick to run.
     return _library(folder, folder, text, folder / "together.so", "-Og")
@@ -124,12 +173,19 @@ def patch_headers(folder: Path) -> None:
     patch_atoms(headers / "cute" / "arch", folder / "cute" / "arch")
 
 
+def _linked(folder: Path, library: Path, name: str) -> Path:
+    """That library as a file which is named as a kernel in it."""
+    place = folder / f"{name}.so"
+    place.symlink_to(library)
+    return place
+
+
 def _named(mutants: Sequence[CudaMutant]) -> dict[str, CudaMutant | None]:
     """The kernel as it is and the mutants, by their names in a library."""
     return {"right": None, **{f"mutant{n}": mutant for n, mutant in enumerate(mutants)}}
 
 
-def _built(place: Path, name: str, choice: Choice, mutant: CudaMutant | None) -> str:
+def _built(place: Path, name: str, mutant: CudaMutant | None, choice: Choice) -> str:
     """The program of one build, whose sources are copied there."""
     launch = kernel.launch(kernel.CONFIGS[choice.config], choice.dtype, choice.head_dim, "")
     text = build(place, name, launch, {})
@@ -150,4 +206,4 @@ def _library(headers: Path, place: Path, text: str, library: Path, *options: str
 def _compile(headers: Path, *arguments: str) -> None:
     folders = [f"-I{folder}" for folder in include_folders(headers)]
     command = ["g++", *compiler_options(), *_OPTIONS, *folders, *arguments]
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(command, check=True, capture_output=True, text=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -72,14 +72,24 @@ class TritonHunt:
 
     stand: Stand
     convicting: dict[str, Counter[Question]] = field(default_factory=dict)
+    _learned: dict[str, list[Catch]] = field(default_factory=dict)
     _every: dict[str, Kept[Question]] = field(default_factory=dict)
 
-    def learn(self, mutant: TritonMutant, by: Catch) -> None:
-        """Count a conviction of an earlier hunt."""
-        configs = {config.name: config for config in self._shipped(mutant).configs}
-        if by.config in configs:
-            question = (by.group, configs[by.config], Problem.parse(by.problem))
-            self._count(mutant, question)
+    def learn(self, mutants: Iterable[TritonMutant], entries: Mapping[str, Entry]) -> None:
+        """Count the convictions of an earlier hunt, or of another process."""
+        for mutant in mutants:
+            by = entries[mutant.id].catch if mutant.id in entries else None
+            if by is not None:
+                self._learned.setdefault(mutant.variant, []).append(by)
+
+    def prepare(self, mutants: Sequence[TritonMutant]) -> None:
+        """Count what was learned of the kernels that these change: only they are loaded."""
+        for mutant in mutants:
+            configs = {config.name: config for config in self._shipped(mutant).configs}
+            for by in self._learned.pop(mutant.variant, []):
+                if by.config in configs:
+                    question = (by.group, configs[by.config], Problem.parse(by.problem))
+                    self._count(mutant, question)
 
     def _count(self, mutant: TritonMutant, question: Question) -> None:
         self.convicting.setdefault(mutant.variant, Counter())[question] += 1
