@@ -19,12 +19,15 @@ from verify.judging.compared import compare_together, results_of
 from verify.judging.kept_scores import keeping
 from verify.judging.stacked import Asked, answer
 from verify.judging.stacked_gradients import AskedGradients
+from verify.judging.together import shared
 from verify.judging.trial import Trial
 from verify.machine.settings import SIBLINGS
 from verify.oracles import groups
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
 from verify.statistics import power, power_gradients
+from verify.statistics.block_rows import of_stack, stacks_of
+from verify.statistics.forward import measure_together
 from verify.tolerance.forward import ForwardArithmetic, resolve
 
 # Groups whose oracles ask the truth and gradients of a case's own problem before anything else.
@@ -77,6 +80,18 @@ def prepare_comparisons(trials: Sequence[Trial]) -> None:
             else:
                 errors = [results_of(trial).tensors["out"].comparison.error for trial in stack]
                 power.certify_together(stack, errors)
+                _read_rows(stack)
+
+
+def _read_rows(stack: Sequence[Trial]) -> None:
+    """Compute together what follows from the weights of some rows: statistics and strengths."""
+    for reading in stacks_of(stack):
+        with contextlib.suppress(ValueError, RuntimeError):  # each will raise it again
+            with shared(reading, "statistics"):
+                rows = of_stack(reading)
+                measure_together(reading, rows)
+            with shared(reading, "power"):
+                power.certify_rows(reading, rows)
 
 
 def _good(trial: Trial, tag: str) -> bool:

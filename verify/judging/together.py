@@ -122,12 +122,12 @@ def _fitting(plans: Sequence[tuple[Wanted, Plan]]) -> list[tuple[Wanted, Plan, i
 
 def _sent(chosen: Sequence[tuple[Wanted, Plan, int]]) -> bool:
     """Send one message; returns whether its reply is good."""
-    trial = chosen[0][0].trial
-    cell = trial.cell
+    trials = [each.trial for each, _, _ in chosen]
+    trial, cell = trials[0], trials[0].cell
     if not cell.runs_several(trial.declaration.name):
         return False
     hearings: dict[int, Hearing] = {id(w.trial.hearing): w.trial.hearing for w, _, _ in chosen}
-    with _shared(chosen, "generate"):
+    with shared(trials, "generate"):
         _, where, begin = chosen[-1]
         trial.arena.reserve(begin + where.size)
         for each, where, begin in chosen:
@@ -142,7 +142,7 @@ def _sent(chosen: Sequence[tuple[Wanted, Plan, int]]) -> bool:
         replies.extend(found)
         return reply
 
-    with _shared(chosen, "run"):
+    with shared(trials, "run"):
         reply, failure = ask_several(list(hearings.values()), cell, ask)
         for (each, where, begin), own in zip(chosen, replies, strict=False):
             each.trial.launches[each.tag] = each.trial.read(where, own, each.poison, begin)
@@ -158,15 +158,15 @@ def _sent(chosen: Sequence[tuple[Wanted, Plan, int]]) -> bool:
 
 
 @contextlib.contextmanager
-def _shared(chosen: Sequence[tuple[Wanted, Plan, int]], step: str) -> Iterator[None]:
-    """Count the time of the block for that step, an equal part for each launch's case."""
+def shared(trials: Sequence[Trial], step: str) -> Iterator[None]:
+    """Count the time of the block for that step, an equal part for each of these trials."""
     clock = Clock()
     try:
         with clock.timed(step):
             yield
     finally:
-        for each, _, _ in chosen:
-            each.trial.clock.share(clock, 1 / len(chosen))
+        for trial in trials:
+            trial.clock.share(clock, 1 / len(trials))
 
 
 def _up(size: int) -> int:
