@@ -138,7 +138,7 @@ class Judge:
             self.recorder.begin(case, phase, target.declaration.ref, ahead)
         launch(each for trial in trials for each in self._launches(target, trial))
         prepare_gradients(trials)
-        prepare_comparisons(trials)
+        prepare_comparisons(trials, self._asked(target))
         return trials
 
     def judge(

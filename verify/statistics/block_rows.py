@@ -7,7 +7,7 @@ that they are.  Scores that depend on where a row is exclude a case.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -103,23 +103,25 @@ def results_of(trial: Trial) -> dict[str, Tensor]:
     return found if run.lse is None else found | {"got_lse": trial.natural_lse(run.lse)}
 
 
-def of_block(trial: Trial, block: RowBlock) -> BlockRows:
-    """The rows of one block of one case."""
+def of_block(trial: Trial, block: RowBlock, results: Mapping[str, Tensor]) -> BlockRows:
+    """The rows of one block of one case.  results: of all rows, (batch, heads_q, seqlen_q, ...)."""
     heads = block.index[0]
-    known = {n: x.flatten(0, 1)[heads][:, block.rows] for n, x in results_of(trial).items()}
+    known = {name: x.flatten(0, 1)[heads][:, block.rows] for name, x in results.items()}
     return BlockRows(trial.problem, 1, block, known)
 
 
-def stacks_of(trials: Sequence[Trial]) -> Iterator[list[Trial]]:
+def stacks_of(
+    trials: Sequence[Trial], positions: Callable[[Problem], Tensor] = positions_of
+) -> Iterator[list[Trial]]:
     """Those of a stack of launched cases that read rows, as many as are read at once.  The others
-    are alone, or read none."""
+    are alone, or read none.  positions: of the rows that each case reads."""
     p = trials[0].problem
     if broken(_NEEDED, p) is not None:
         return
-    reading = [trial for trial in trials if len(positions_of(trial.problem))]
+    reading = [trial for trial in trials if len(positions(trial.problem))]
     if not reading:
         return
-    rows = len(positions_of(reading[0].problem))
+    rows = len(positions(reading[0].problem))
     size = p.batch * p.heads_q * max(rows * p.seqlen_kv, p.seqlen_kv * p.head_dim_v, 1)
     most = _MOST // size
     for start in range(0, len(reading), max(most, 1)):
@@ -128,18 +130,21 @@ def stacks_of(trials: Sequence[Trial]) -> Iterator[list[Trial]]:
             yield stack
 
 
-def of_stack(stack: Sequence[Trial]) -> BlockRows:
-    """The rows of a stack that `stacks_of` gave, in one block."""
+def of_stack(
+    stack: Sequence[Trial],
+    results: Callable[[Trial], Mapping[str, Tensor]] = results_of,
+    positions: Callable[[Problem], Tensor] = positions_of,
+) -> BlockRows:
+    """The rows of a stack that `stacks_of` gave, in one block.  results: of all rows of a case, as
+    `of_block` gets them."""
     p = stacked([trial.problem for trial in stack])
-    positions = torch.stack([positions_of(trial.problem) for trial in stack])
-    rows = positions.repeat_interleave(stack[0].problem.batch, 0)
+    chosen_ones = torch.stack([positions(trial.problem) for trial in stack])
+    rows = chosen_ones.repeat_interleave(stack[0].problem.batch, 0)
     index = torch.arange(len(rows))[:, None, None], torch.arange(p.heads_q)[:, None], rows[:, None]
     q, k, v = (together([trial.expanded[n] for trial in stack]) for n in range(3))
     mask = p.mask if isinstance(p.mask, Full) else _At(p.mask, rows, p.seqlen_q)
     attention = Attention(mask, p.scale, p.score_mod)
     (block,) = row_blocks(q[index], k, v, attention)
-    results = [results_of(trial) for trial in stack]
-    known = {
-        name: together([own[name] for own in results])[index].flatten(0, 1) for name in results[0]
-    }
+    found = [results(trial) for trial in stack]
+    known = {name: together([own[name] for own in found])[index].flatten(0, 1) for name in found[0]}
     return BlockRows(p, len(stack), block, known)

@@ -25,7 +25,7 @@ from verify.judging.stacked import joined, together
 from verify.judging.trial import Trial
 from verify.judging.truth import Truth
 from verify.problem import Problem
-from verify.statistics.block_rows import BlockRows, of_block, positions_of
+from verify.statistics.block_rows import BlockRows, of_block, positions_of, results_of
 
 # (absolute, relative) tolerances of other projects' rules: of Triton's attention tutorial, and the
 # defaults of torch.testing.assert_close by dtype.
@@ -79,13 +79,12 @@ def forward_power(trial: Trial, error: Tensor, read: Sequence[RowBlock]) -> dict
     with trial.clock.timed("power"):
         own = noted(trial, _NOTE, _Strengths, truth) or _strengths([trial], [error])[0]
         found = dict(own.out)
-        of_scores = [own.weights]
+        weights = [own.weights]
         if own.weights is None:
-            of_scores = [_of_scores(of_block(trial, block))[0] for block in read or _rows(trial)]
-        for strengths in (*of_scores, own.lse):
-            if strengths is None:
-                continue
-            for name, e in strengths.items():
+            known = results_of(trial)
+            weights = [_of_scores(of_block(trial, x, known))[0] for x in read or _rows(trial)]
+        for strengths in (*weights, own.lse):
+            for name, e in (strengths or {}).items():
                 found[name] = min(found.get(name, math.inf), e)
     return finite(found)
 
@@ -251,33 +250,31 @@ def lightest_of_all(weights: Tensor, heard: Tensor) -> float:
 
     weights: (..., keys), 0 at hidden keys; heard: whether the loss of each is beyond the limit.
     """
-    keys = weights.shape[-1]
-    if not weights.numel():
-        return math.inf
-    # of equal weights the silent one first: either may be the one that is lost
-    silent_first = heard.reshape(-1, keys).long().argsort(dim=-1, stable=True)
-    order = (
-        weights.reshape(-1, keys)
-        .gather(-1, silent_first)
-        .sort(dim=-1, descending=True, stable=True)
-    )
-    told = heard.reshape(-1, keys).gather(-1, silent_first).gather(-1, order.indices)
-    told = (told & (order.values > 0)).long()
-    # From the heaviest key down: a row's state changes where e falls below a weight.
-    after = torch.cat([told[:, 1:], torch.zeros_like(told[:, :1])], -1)
-    falling = order.values.flatten().sort(descending=True)
-    states = told[:, 0].sum() + (after - told).flatten()[falling.indices].cumsum(0)
-    if not int(told[:, 0].sum()):
-        return math.inf
-    below = torch.cat([falling.values[1:], falling.values.new_full((1,), -1.0)])
-    silent = ((states == 0) & (below < falling.values)).nonzero()
-    return float(falling.values[silent[0, 0]]) if len(silent) else 0.0
+    return float(lightest_of_each(weights, heard, 1)[0])
 
 
 def lightest_of_each(weights: Tensor, heard: Tensor, cases: int) -> Tensor:
-    """`lightest_of_all` of each of so many cases that are stacked along the first dimension."""
-    parts = zip(weights.chunk(cases), heard.chunk(cases), strict=True)
-    return torch.tensor([lightest_of_all(*part) for part in parts], dtype=torch.float64)
+    """`lightest_of_all` of each of so many cases that are stacked along the first dimension,
+    (cases)."""
+    keys = weights.shape[-1]
+    if not weights.numel():
+        return weights.new_full((cases,), math.inf)
+    weights, heard = (x.reshape(cases, -1, keys) for x in (weights, heard))
+    # of equal weights the silent one first: either may be the one that is lost
+    silent_first = heard.long().argsort(dim=-1, stable=True)
+    order = weights.gather(-1, silent_first).sort(dim=-1, descending=True, stable=True)
+    told = heard.gather(-1, silent_first).gather(-1, order.indices)
+    told = (told & (order.values > 0)).long()
+    # From the heaviest key down: a row's state changes where e falls below a weight.
+    after = torch.cat([told[..., 1:], torch.zeros_like(told[..., :1])], -1)
+    falling = order.values.flatten(1).sort(-1, descending=True)
+    hearing = told[..., 0].sum(1, keepdim=True)
+    changes = (after - told).flatten(1).gather(1, falling.indices)
+    below = torch.cat([falling.values[:, 1:], falling.values.new_full((cases, 1), -1.0)], 1)
+    silent = (hearing + changes.cumsum(1) == 0) & (below < falling.values)
+    first = falling.values.gather(1, silent.long().argmax(1, keepdim=True))
+    found = torch.where(silent.any(1, keepdim=True), first, 0.0)
+    return torch.where(hearing == 0, torch.inf, found)[:, 0]
 
 
 def margin_of(want: Tensor, bound: Tensor, output: DType, places: int = 1) -> Tensor:
@@ -290,20 +287,15 @@ def margin_of(want: Tensor, bound: Tensor, output: DType, places: int = 1) -> Te
     return place.add_(bound).masked_fill_(beyond, torch.inf)
 
 
-def smallest(error: Tensor, margin: Tensor, response: Tensor, curve: Tensor | None = None) -> float:
-    """The smallest e such that a fault of strength e, of either sign, leaves some element beyond
-    its margin.
+def smallest_of(
+    error: Tensor, margin: Tensor, response: Tensor, cases: int, curve: Tensor | None = None
+) -> Tensor:
+    """The smallest e of each of so many cases that are stacked along the batch, (cases), such that
+    a fault of strength e, of either sign, leaves some element beyond its margin.
 
     error: the element's own; response: what it changes by per unit of e, to first order; curve: at
     most this times e^2 is the rest.  The best element counts for each sign, and the worse sign.
     """
-    return float(smallest_of(error, margin, response, 1, curve))
-
-
-def smallest_of(
-    error: Tensor, margin: Tensor, response: Tensor, cases: int, curve: Tensor | None = None
-) -> Tensor:
-    """`smallest` of each of so many cases that are stacked along the batch, (cases)."""
     if not error.numel():
         return error.new_full((cases,), math.inf, dtype=torch.float64)
     signed = torch.copysign(error, error * response)
