@@ -171,7 +171,7 @@ class Launched(Facts):
             torch.full(p.shape_out, math.nan, dtype=p.format_out.torch),
             torch.full(p.shape_q[:3], math.nan),
         )
-        return Launch(Reply("ok"), "nan", {"out": out, "lse": lse})
+        return Launch(Reply("ok"), "nan", {"out": out, "lse": lse}, written=True)
 
     @property
     def _for_backward(self) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from references.row_blocks import RowBlock, row_blocks
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.judging.compared import noted
+from verify.judging.comparison import first_largest
 from verify.judging.launch import Launch
 from verify.judging.stacked import joined, together
 from verify.judging.trial import Trial
@@ -48,7 +49,7 @@ class Largest(NamedTuple):
 
     @staticmethod
     def of(want: Tensor, bound: Tensor, got: Tensor) -> Largest:
-        at = want.abs().argmax(-1, keepdim=True)
+        at = first_largest(want.abs())
         return Largest(*(x.gather(-1, at).flatten().double() for x in (want, bound, got)))
 
 
@@ -56,13 +57,14 @@ class Largest(NamedTuple):
 class _Strengths:
     """What the results of a case show without its weights, of that launch and truth; those of O
     and, if there is an LSE, those of the LSE.  weights: what the rows show whose weights were read
-    together with others'; None: they are to be read."""
+    together with others'; None: they are to be read.  live: some row sees a key."""
 
     run: Launch
     truth: Truth
     out: Mapping[str, float]
     lse: Mapping[str, float] | None
     weights: Mapping[str, float] | None = None
+    live: bool = True
 
 
 def forward_power(trial: Trial, error: Tensor, read: Sequence[RowBlock]) -> dict[str, float]:
@@ -74,10 +76,13 @@ def forward_power(trial: Trial, error: Tensor, read: Sequence[RowBlock]) -> dict
     statistics have read, or none.
     """
     p, run, truth = trial.problem, trial.first, trial.truth
-    if run.out is None or p.scaled_output is not None or not bool((~truth.empty).any()):
+    if run.out is None or p.scaled_output is not None:
         return {}
     with trial.clock.timed("power"):
-        own = noted(trial, _NOTE, _Strengths, truth) or _strengths([trial], [error])[0]
+        own = noted(trial, _NOTE, _Strengths, truth)
+        if not (bool((~truth.empty).any()) if own is None else own.live):
+            return {}
+        own = own or _strengths([trial], [error])[0]
         found = dict(own.out)
         weights = [own.weights]
         if own.weights is None:
@@ -111,6 +116,7 @@ def _strengths(stack: Sequence[Trial], errors: Sequence[Tensor]) -> list[_Streng
     whole = joined([trial.truth for trial in stack])
     error, out = (together(x) for x in (errors, [t.first.outputs["out"] for t in stack]))
     live = (~whole.empty).flatten()
+    some_live = live.reshape(cases, -1).any(1).tolist()
     largest = Largest.of(whole.out, whole.out_bound, out)
     margin = margin_of(largest.want, largest.bound, p.format_out).masked_fill_(~live, torch.inf)
     error_out = largest.got - largest.want
@@ -128,8 +134,8 @@ def _strengths(stack: Sequence[Trial], errors: Sequence[Tensor]) -> list[_Streng
         natural = stack[0].natural_lse(together([t.first.outputs["lse"] for t in stack]))
         of_lse = _of_lse(p, whole, natural, cases)
     return [
-        _Strengths(trial.first, trial.truth, own, lse)
-        for trial, own, lse in zip(stack, told(found), of_lse, strict=True)
+        _Strengths(trial.first, trial.truth, own, lse, live=some)
+        for trial, own, lse, some in zip(stack, told(found), of_lse, some_live, strict=True)
     ]
 
 

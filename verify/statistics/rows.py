@@ -59,7 +59,8 @@ def chosen(length: int, heads: int, work: float, seed: int) -> Tensor:
     if count <= 0:
         return torch.zeros(0, dtype=torch.int64)
     step = length // count
-    return torch.arange(count) * step + seed % step
+    first = seed % step
+    return torch.arange(first, first + count * step, step)
 
 
 def unsuited(problem: Problem, *needed: Premise) -> str | None:
