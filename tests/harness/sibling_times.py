@@ -33,6 +33,8 @@ CASES = 16  # of a stack
 SHAPES = {
     "small": {"heads_q": 2, "heads_kv": 2, "seqlen_q": 24, "seqlen_kv": 40},
     "mid": {"heads_q": 2, "heads_kv": 2, "seqlen_q": 100, "seqlen_kv": 130},
+    # about as large as the median of profile gpu
+    "large": {"heads_q": 8, "heads_kv": 8, "seqlen_q": 128, "seqlen_kv": 128},
 }
 _NUMBERS = ("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal")
 _PLACES = ("aten.index.", "aten.index_put")

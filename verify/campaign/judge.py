@@ -48,7 +48,7 @@ from verify.variant import Declaration
 # and a fresh one has to import and warm up again.
 _MAX_CELLS = {"cuda": 3, "cpu": 12}
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # malloc.h
-_AHEAD = 32  # cases that are launched before the first of them is judged
+_AHEAD = 64  # cases that are launched before the first of them is judged
 _BEST_EVERY = 8  # one case in 8 also gets the bound of the best arithmetic, for the report
 
 
@@ -138,7 +138,7 @@ class Judge:
             self.recorder.begin(case, phase, target.declaration.ref, ahead)
         launch(each for trial in trials for each in self._launches(target, trial))
         prepare_gradients(trials)
-        prepare_comparisons(trials)
+        prepare_comparisons(trials, self._asked(target))
         return trials
 
     def judge(
@@ -316,20 +316,6 @@ class Judge:
 
 def _case(target: Target, problem: Problem) -> Case:
     return Case(target.declaration.ref, target.config.name, target.group, problem)
-
-
-def _asked(target: Target) -> list[Oracle]:
-    return [
-        oracle
-        for oracle in of_group(target.group)
-        if oracle.excludes_variant(target.declaration) is None
-    ]
-
-
-def _launches(target: Target, trial: Trial) -> list[Wanted]:
-    """The launches of a case that are known before the first one."""
-    more = [each for oracle in _asked(target) for each in oracle.wanted(trial)]
-    return [Wanted(trial), *more]
 
 
 def _refused(trial: Trial) -> bool:

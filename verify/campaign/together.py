@@ -19,12 +19,15 @@ from verify.judging.compared import compare_together, results_of
 from verify.judging.kept_scores import keeping
 from verify.judging.stacked import Asked, answer
 from verify.judging.stacked_gradients import AskedGradients
+from verify.judging.together import shared
 from verify.judging.trial import Trial
 from verify.machine.settings import SIBLINGS
-from verify.oracles import groups
+from verify.oracles import Oracle, groups
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
 from verify.statistics import power, power_gradients
+from verify.statistics.block_rows import of_stack, stacks_of
+from verify.statistics.forward import measure_together
 from verify.tolerance.forward import ForwardArithmetic, resolve
 
 # Groups whose oracles ask the truth and gradients of a case's own problem before anything else.
@@ -62,21 +65,46 @@ def prepare_gradients(trials: Sequence[Trial]) -> None:
         trial.clock.share(each.clock)
 
 
-def prepare_comparisons(trials: Sequence[Trial]) -> None:
+def prepare_comparisons(trials: Sequence[Trial], asked: Sequence[Oracle] = ()) -> None:
     """Compare together the results of those trials that were launched, and whose truth was computed
-    together, and compute what they certify."""
+    together, and compute what they certify, and what these oracles ask of many at once."""
     ready = []
     for trial in trials:
         answers = trial.gradient_answers if trial.entry == "backward" else trial.answers
         if answers and _good(trial, "first"):
             ready.append(trial)
     for stack in compare_together(ready):
-        with contextlib.suppress(ValueError, RuntimeError):  # each will raise it again
+        with _alone_again():
             if stack[0].entry == "backward":
                 power_gradients.certify_together(stack)
             else:
                 errors = [results_of(trial).tensors["out"].comparison.error for trial in stack]
                 power.certify_together(stack, errors)
+        _read_rows(stack)
+        for oracle in asked:
+            with _alone_again():
+                oracle.prepare(stack)
+
+
+def _alone_again() -> contextlib.AbstractContextManager[None]:
+    """What is raised for a stack, each of its cases will raise again, or not."""
+    return contextlib.suppress(ValueError, RuntimeError)
+
+
+def _read_rows(stack: Sequence[Trial]) -> None:
+    """Compute together what follows from the weights of some rows: statistics and strengths."""
+    if stack[0].entry == "backward":
+        for reading in stacks_of(stack, power_gradients.positions_of):
+            with _alone_again(), shared(reading, "power"):
+                power_gradients.certify_rows(reading)
+        return
+    for reading in stacks_of(stack):
+        with _alone_again():
+            with shared(reading, "statistics"):
+                rows = of_stack(reading)
+                measure_together(reading, rows)
+            with shared(reading, "power"):
+                power.certify_rows(reading, rows)
 
 
 def _good(trial: Trial, tag: str) -> bool:

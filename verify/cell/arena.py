@@ -273,7 +273,7 @@ class Arena:
         self.generation = 0
         self._map: mmap.mmap | None = None
         self.bytes = np.empty(0, np.uint8)
-        self._pristine: dict[int, np.ndarray[Any, np.dtype[np.uint8]]] = {}  # by begin
+        self._pristine = np.empty(0, np.uint8)
 
     def close(self) -> None:
         """Free the memory."""
@@ -302,18 +302,14 @@ class Arena:
         self.bytes = np.frombuffer(self._map, np.uint8)
         self.generation += 1
 
-    def lay(self, where: Plan, inputs: Mapping[str, Tensor], poison: str, begin: int = 0) -> None:
+    def lay(self, where: Plan, inputs: Mapping[str, Tensor], poison: str) -> None:
         """Fill the arena: canaries everywhere, then inputs, then poison in outputs and workspaces;
         keep a copy as the pristine image.
 
-        inputs: stored values by the name of the input; an expanded dimension has size 1.  begin:
-        the byte at which the run's buffers begin, a multiple of `ALIGNMENT`, if the arena holds
-        those of several runs; then `reserve` the sum of their sizes first.
+        inputs: stored values by the name of the input; an expanded dimension has size 1.
         """
-        self.reserve(begin + where.size)
-        if not begin:
-            self._pristine.clear()  # of the runs before
-        own = self.bytes[begin : begin + where.size]
+        self.reserve(where.size)
+        own = self.bytes[: where.size]
         own.view(np.uint16)[:] = CANARY
         arena = torch.from_numpy(own)
         for name, tensor in where.inputs.items():
@@ -322,33 +318,41 @@ class Arena:
         for slot in where.slots:
             if slot.role != "input":
                 fill(slot.view(arena), poison)
-        self._pristine[begin] = own.copy()
+        self._pristine = own.copy()
 
-    def read(self, where: Plan, name: str, begin: int = 0) -> Tensor:
+    def read(self, where: Plan, name: str) -> Tensor:
         """A contiguous copy of the buffer's present content."""
         return (
             where[name]
-            .view(torch.from_numpy(self.bytes[begin : begin + where.size]))
+            .view(torch.from_numpy(self.bytes[: where.size]))
             .clone(memory_format=torch.contiguous_format)
         )
 
-    def damage(self, where: Plan, poison: str, begin: int = 0) -> Damage | None:
+    def damage(self, where: Plan, poison: str) -> Damage | None:
         """The bytes that the run must not change but did: of an input, a gap or a redzone; or None.
 
         It overwrites the outputs: read them first.
         """
-        now = self.bytes[begin : begin + where.size]
-        pristine = self._pristine.pop(begin) if begin else self._pristine[begin]
+        now = self.bytes[: where.size]
         arena = torch.from_numpy(now)
         for slot in where.slots:
             if slot.role != "input":
                 fill(slot.view(arena), poison)
-        if np.array_equal(now.view(np.uint64), pristine.view(np.uint64)):
-            return None
-        changed = np.flatnonzero(now != pristine)
-        first = int(changed[0])
-        inside = [s.name for s in where.slots if s.begin <= first < s.end and s.role == "input"]
-        return Damage(inside[0] if inside else "redzone", where.owner(first), len(changed))
+        return damage_in(where, now, self._pristine)
+
+
+def damage_in(
+    where: Plan,
+    now: np.ndarray[Any, np.dtype[np.uint8]],
+    pristine: np.ndarray[Any, np.dtype[np.uint8]],
+) -> Damage | None:
+    """The bytes of a run that are not those of its pristine image, if there are any."""
+    if np.array_equal(now.view(np.uint64), pristine.view(np.uint64)):
+        return None
+    changed = np.flatnonzero(now != pristine)
+    first = int(changed[0])
+    inside = [s.name for s in where.slots if s.begin <= first < s.end and s.role == "input"]
+    return Damage(inside[0] if inside else "redzone", where.owner(first), len(changed))
 
 
 def fill(view: Tensor, poison: str) -> None:

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from verify.cell.arena import Plan, plan, torch_dtype, workspace_limit
 from verify.cell.process import Reply
 from verify.problem import Problem
 
 _MOST_MEMORY = 8 << 30  # bytes of one run's buffers
+
+
+@dataclass(frozen=True)
+class _Shaped:
+    """A problem, for what depends on its shapes and memory alone."""
+
+    shape: Hashable
+    problem: Problem = field(compare=False)
+
+
+def _shape_of(p: Problem) -> Hashable:
+    lengths = p.batch, p.heads_q, p.heads_kv, p.seqlen_q, p.seqlen_kv, p.head_dim, p.head_dim_v
+    return lengths, p.dtype, p.dtype_out, p.quantisation, tuple(p.layouts.items())
+
+
+@lru_cache(maxsize=8)  # siblings ask one after the other
+def _plain(shaped: _Shaped, lse: bool, entry: str) -> Plan:
+    """The layout without workspaces."""
+    return plan(shaped.problem, lse=lse, workspace={}, entry=entry)
 
 
 def plan_of(
@@ -22,11 +43,13 @@ def plan_of(
     the layout of all else.
     """
 
-    def laid_out(workspace: Mapping[str, tuple[tuple[int, ...], str]]) -> Plan:
-        kind = "backward" if entry == "backward" else "forward"
-        return plan(problem, lse=lse or kind == "backward", workspace=workspace, entry=kind)
+    kind = "backward" if entry == "backward" else "forward"
+    lse = lse or kind == "backward"
 
-    layout = laid_out({})
+    def laid_out(workspace: Mapping[str, tuple[tuple[int, ...], str]]) -> Plan:
+        return plan(problem, lse=lse, workspace=workspace, entry=kind)
+
+    layout = _plain(_Shaped(_shape_of(problem), problem), lse, kind)
     if ask is None:
         return layout
     reply = ask(layout)

@@ -11,7 +11,7 @@ made from, and for no other.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol, TypeVar
 
 import torch
@@ -114,7 +114,8 @@ def _compare(stack: Sequence[Trial]) -> bool:
 
 def _kind(trial: Trial) -> Hashable:
     """What trials of one stack share."""
-    known = (name for name, x in vars(_truth(trial)).items() if x is not None)
+    truth = _truth(trial)
+    known = (f.name for f in fields(truth) if getattr(truth, f.name) is not None)
     names = frozenset(known), frozenset(trial.first.outputs)
     kernel = trial.declaration.ref, trial.config.name, trial.entry
     return shape_class(trial.problem), trial.problem.batch, kernel, names

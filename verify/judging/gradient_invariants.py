@@ -19,7 +19,13 @@ from torch import Tensor
 from references.positions import Sizes
 from references.premises import Premise
 from verify.arithmetic.mma import Unit
-from verify.judging.invariants import forward_slack, misaligned, reach, sizes_by_head
+from verify.judging.invariants import (
+    forward_slack,
+    largest_of_cases,
+    misaligned,
+    reach,
+    sizes_by_head,
+)
 from verify.problem import Problem
 from verify.problem.premises import broken
 from verify.problem.visibility import live_rows
@@ -75,15 +81,22 @@ class _Rows:
 
 
 def invariants(
-    p: Problem, g: GradientTensors, forward: ForwardArithmetic, backward: GradientArithmetic
+    p: Problem,
+    g: GradientTensors,
+    forward: ForwardArithmetic,
+    backward: GradientArithmetic,
+    cases: int = 1,
 ) -> list[Invariant]:
     """The invariants that hold for this problem, which must have a row and a key.  A slack is +inf
-    if the declared arithmetic can overflow."""
+    if the declared arithmetic can overflow.
+
+    cases: how many cases of one shape the sequences are of, the same number of each.
+    """
     q, k, v, dout = (x.double() for x in (g.q, g.k, g.v, g.dout))
     dq, dk, dv = (x.double() for x in (g.dq, g.dk, g.dv))
     live = live_rows(p)
     dout = dout.masked_fill(~live[..., None], 0.0)
-    rows = _rows(p, g, dout, forward, backward)
+    rows = _rows(p, g, dout, forward, backward, cases)
     u, a = backward.output.unit_roundoff, backward
     # Loss of small numbers in an element's cast, and with `cast` in those of its query heads.
     tiny = (1 + p.group * a.cast) * (a.output.smallest_subnormal / 2 + TINY)
@@ -93,7 +106,8 @@ def invariants(
         1 + relative(a.blocks_n + a.gradient_roundings + 1, U)
     )
     by_q = by_q * (1 + a.prescaled) - 1
-    most = 1 + max(float(x.abs().max()) for x in (q, k, v, dout))
+    largest = torch.stack([largest_of_cases(x, cases) for x in (q, k, v, dout)])
+    most = 1 + largest.amax(0)[:, None]  # (batch, 1)
     flush = max(TINY, a.weights.flush, a.score_gradients.flush)
     flushed = (
         4
@@ -119,7 +133,9 @@ def invariants(
         """Add flushes and small numbers to a slack; it already holds the rounding of the output."""
         slack = torch.where(
             slack < FP32_MAX,
-            slack + flushed + (small if slack.ndim == 2 else small[..., None]),
+            slack
+            + (flushed if slack.ndim == 2 else flushed[..., None])
+            + (small if slack.ndim == 2 else small[..., None]),
             torch.inf,
         )
         found.append(
@@ -181,11 +197,16 @@ def _fold(x: Tensor, p: Problem) -> Tensor:
 
 
 def _rows(
-    p: Problem, g: GradientTensors, dout: Tensor, forward: ForwardArithmetic, a: GradientArithmetic
+    p: Problem,
+    g: GradientTensors,
+    dout: Tensor,
+    forward: ForwardArithmetic,
+    a: GradientArithmetic,
+    cases: int,
 ) -> _Rows:
     live = live_rows(p)
     reached = reach(p, g.q, g.k)
-    slack = forward_slack(p, forward, reached, (g.q, g.k, g.v))
+    slack = forward_slack(p, forward, reached, (g.q, g.k, g.v), cases)
     lse = g.lse.double().abs().masked_fill(~live, 0.0)
     # Error of the exponent of P, and of the saved LSE or the backward's own row sum.
     score = reached * ((1 + a.prescaled) * (1 + a.scores.kappa(p.head_dim)) - 1) + misaligned(

@@ -106,10 +106,14 @@ def sizes_by_head(p: Problem, x: Tensor) -> Sizes:
 
 
 def forward_slack(
-    p: Problem, a: ForwardArithmetic, reached: Tensor, given: tuple[Tensor, Tensor, Tensor]
+    p: Problem,
+    a: ForwardArithmetic,
+    reached: Tensor,
+    given: tuple[Tensor, Tensor, Tensor],
+    cases: int = 1,
 ) -> ForwardSlack:
     """The slacks of a forward, from `reach` and the sizes of q, k and v (`given`, logical
-    tensors)."""
+    tensors).  cases: how many cases the sequences are of, the same number of each."""
     logs = math.log(max(p.seqlen_kv, 1))
     error = reached * ((1 + a.operand_roundings) * (1 + a.scores.kappa(p.head_dim)) - 1)
     error = error + misaligned(p, a.operands, *given[:2])
@@ -155,6 +159,8 @@ def forward_slack(
         a.weighted.by_operand + a.weighted.share * a.weighted.threshold * _lost(p, a, growth)
     )
     beyond = _beyond(p, a, given[:2], reached, growth)
+    if a.prescaled:
+        beyond = beyond | _prescaled_beyond(a, given[:2], cases)
     if a.conversion is not None:
         absolute = absolute + 2 * a.conversion.lost
         beyond = beyond | (_largest_value(p, given[2]) >= a.conversion.limit)
@@ -198,6 +204,21 @@ def _average(p: Problem, a: ForwardArithmetic, growth: Tensor, row_sum: Tensor) 
     )
 
 
+def largest_of_cases(x: Tensor, cases: int) -> Tensor:
+    """The largest |x| of each case that is stacked along the batch, fp64 (batch), the same for each
+    of its sequences."""
+    largest = x.abs().reshape(cases, -1).amax(1).double()
+    return largest.repeat_interleave(len(x) // cases)
+
+
+def _prescaled_beyond(a: ForwardArithmetic, given: tuple[Tensor, Tensor], cases: int) -> Tensor:
+    """Sequences of cases in which Q or K can overflow when it is scaled, bool (batch, 1, 1)."""
+    most = dtype_named(a.prescaled).overflow
+    parts = zip(given, (a.operands.query, a.operands.key), strict=True)
+    q, k = (largest_of_cases(x, cases) / part / math.log(2) >= most for x, part in parts)
+    return (q | k)[:, None, None]
+
+
 def _beyond(
     p: Problem,
     a: ForwardArithmetic,
@@ -218,11 +239,6 @@ def _beyond(
         raw * stage * (1 + product_error(a, p)) * (1 + relative(a.scale_roundings + 3, U))
         >= FP32_MAX
     )
-    for x, part in zip(given, (a.operands.query, a.operands.key), strict=True):
-        if a.prescaled:
-            outside = outside | (
-                float(x.abs().max()) / part / math.log(2) >= dtype_named(a.prescaled).overflow
-            )
     most = a.reach * growth.sqrt() ** (1 if a.probability_scale == 1 else 2)
     outside = outside | (p.seqlen_kv * most >= 1 / TINY)
     if not (a.saturates or a.normalised):

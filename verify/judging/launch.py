@@ -14,12 +14,14 @@ from verify.cell.process import Reply
 @dataclass(frozen=True)
 class Launch:
     """One launch.  outputs: raw, as the kernel wrote them, contiguous on the CPU, by the name of
-    their buffer; empty unless the kernel ran or refused."""
+    their buffer; empty unless the kernel ran or refused.  written: it is known that every element
+    of them was written."""
 
     reply: Reply
     poison: str
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     damage: Damage | None = None
+    written: bool = False
 
     @property
     def out(self) -> Tensor | None:

@@ -108,12 +108,10 @@ class Launched(Facts):
             self._plans[entry] = plan_of(self.problem, entry, lse, ask)
         return self._plans[entry]
 
-    def read(self, where: Plan, reply: Reply, poison: str, begin: int = 0) -> Launch:
-        """The launch whose buffers begin at that byte of the arena."""
-        outputs = {
-            slot.name: self.arena.read(where, slot.name, begin) for slot in where.of("output")
-        }
-        return Launch(reply, poison, outputs, self.arena.damage(where, poison, begin))
+    def read(self, where: Plan, reply: Reply, poison: str) -> Launch:
+        """The launch that the arena holds."""
+        outputs = {slot.name: self.arena.read(where, slot.name) for slot in where.of("output")}
+        return Launch(reply, poison, outputs, self.arena.damage(where, poison))
 
     def request(self, entry: str, where: Plan) -> dict[str, Any]:
         """The request to launch an entry on buffers that lie like that."""
@@ -173,7 +171,7 @@ class Launched(Facts):
             torch.full(p.shape_out, math.nan, dtype=p.format_out.torch),
             torch.full(p.shape_q[:3], math.nan),
         )
-        return Launch(Reply("ok"), "nan", {"out": out, "lse": lse})
+        return Launch(Reply("ok"), "nan", {"out": out, "lse": lse}, written=True)
 
     @property
     def _for_backward(self) -> dict[str, Tensor]:

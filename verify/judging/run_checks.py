@@ -109,7 +109,7 @@ def memory(trial: Trial, run: Launch) -> Ruling:
             )
         )
     for name, tensor in run.outputs.items():
-        if not tensor.numel():
+        if run.written or not tensor.numel():
             continue
         left = unwritten(tensor, run.poison)
         if run.poison != "nan" and bool(left.any()):

@@ -263,8 +263,19 @@ def parts_of(whole: W, counts: Sequence[int]) -> Iterator[W]:
 
 
 def together(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors of several cases along the batch; of one case, its own."""
-    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+    """Tensors of several cases along the batch; of one case, its own.  Parts that follow each other
+    in one tensor, as `parts_of` cuts it, are not copied."""
+    first, follow = parts[0], all(part.is_contiguous() for part in parts)
+    if len(parts) == 1:
+        return first
+    end, memory = first.storage_offset(), first.untyped_storage().data_ptr()
+    for part in parts if follow else ():
+        follow &= part.storage_offset() == end and part.untyped_storage().data_ptr() == memory
+        end += part.numel()
+    if not follow or not first.numel():
+        return torch.cat(list(parts))
+    rows, row = sum(len(part) for part in parts), first.numel() // len(first)
+    return first.as_strided((rows, *first.shape[1:]), (row, *first.stride()[1:]))
 
 
 def joined(parts: Sequence[W]) -> W:

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from verify.cell.arena import Plan
+from verify.cell.arena_runs import Runs
 from verify.cell.process import Reply
 from verify.judging.history import Hearing, ask_several
 from verify.judging.launch import Launch
@@ -30,10 +31,11 @@ from verify.judging.trial import Trial
 from verify.judging.truth import Clock
 from verify.problem.inputs import Inputs
 
-_MOST = 16  # launches of one message
+_MOST = 64  # launches of one message
 _LARGEST = 32 << 20  # bytes of their buffers: larger launches take longer than a message
 _HARMLESS = ("unsupported", "breach")  # what leaves a process as it was
 _PAGE = 4096  # the unit in which the arena is shared out
+_WELL = Reply("ok")
 
 
 @dataclass(frozen=True)
@@ -122,16 +124,16 @@ def _fitting(plans: Sequence[tuple[Wanted, Plan]]) -> list[tuple[Wanted, Plan, i
 
 def _sent(chosen: Sequence[tuple[Wanted, Plan, int]]) -> bool:
     """Send one message; returns whether its reply is good."""
-    trial = chosen[0][0].trial
-    cell = trial.cell
+    trials = [each.trial for each, _, _ in chosen]
+    trial, cell = trials[0], trials[0].cell
     if not cell.runs_several(trial.declaration.name):
         return False
     hearings: dict[int, Hearing] = {id(w.trial.hearing): w.trial.hearing for w, _, _ in chosen}
-    with _shared(chosen, "generate"):
-        _, where, begin = chosen[-1]
-        trial.arena.reserve(begin + where.size)
-        for each, where, begin in chosen:
-            trial.arena.lay(where, each.given, each.poison, begin)
+    with shared(trials, "generate"):
+        runs = _runs(chosen)
+        trial.arena.reserve(max(own.begin + own.count * own.step for own, _ in runs))
+        for own, those in runs:
+            own.lay([each.given for each in those], [each.poison for each in those])
     requests = [
         each.trial.request(each.entry, where) | {"begin": begin} for each, where, begin in chosen
     ]
@@ -142,10 +144,11 @@ def _sent(chosen: Sequence[tuple[Wanted, Plan, int]]) -> bool:
         replies.extend(found)
         return reply
 
-    with _shared(chosen, "run"):
+    with shared(trials, "run"):
         reply, failure = ask_several(list(hearings.values()), cell, ask)
-        for (each, where, begin), own in zip(chosen, replies, strict=False):
-            each.trial.launches[each.tag] = each.trial.read(where, own, each.poison, begin)
+        found = [launch for own, those in runs for launch in _read(own, those)] if replies else []
+        for (each, _, _), own_reply, made in zip(chosen, replies, found, strict=False):
+            each.trial.launches[each.tag] = replace(made, reply=own_reply)
     if reply.ok:
         return True
     if reply.status not in _HARMLESS:
@@ -157,16 +160,36 @@ def _sent(chosen: Sequence[tuple[Wanted, Plan, int]]) -> bool:
     return False
 
 
+def _runs(chosen: Sequence[tuple[Wanted, Plan, int]]) -> list[tuple[Runs, list[Wanted]]]:
+    """The launches of a message, those of one plan that follow each other together."""
+    found: list[tuple[Runs, list[Wanted]]] = []
+    for each, where, begin in chosen:
+        if found and found[-1][0].where == where:
+            found[-1][0].count += 1
+            found[-1][1].append(each)
+        else:
+            arena = each.trial.arena
+            found.append((Runs(arena, where, begin, _up(where.size), 1), [each]))
+    return found
+
+
+def _read(runs: Runs, those: Sequence[Wanted]) -> list[Launch]:
+    """The launches of these runs, as if all had ended well."""
+    outputs, written = runs.read()
+    parts = zip(those, outputs, runs.damages(), written, strict=True)
+    return [Launch(_WELL, each.poison, out, bad, whole) for each, out, bad, whole in parts]
+
+
 @contextlib.contextmanager
-def _shared(chosen: Sequence[tuple[Wanted, Plan, int]], step: str) -> Iterator[None]:
-    """Count the time of the block for that step, an equal part for each launch's case."""
+def shared(trials: Sequence[Trial], step: str) -> Iterator[None]:
+    """Count the time of the block for that step, an equal part for each of these trials."""
     clock = Clock()
     try:
         with clock.timed(step):
             yield
     finally:
-        for each, _, _ in chosen:
-            each.trial.clock.share(clock, 1 / len(chosen))
+        for trial in trials:
+            trial.clock.share(clock, 1 / len(trials))
 
 
 def _up(size: int) -> int:

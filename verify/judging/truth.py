@@ -62,9 +62,9 @@ class _WithoutOut:
     # how far the natural LSE may be off before its last sum and product, if they are declared
     lse_reach: Tensor | None = None
 
-    @property
+    @cached_property
     def empty(self) -> Tensor:
-        """Rows that see no key, (batch, heads_q, seqlen_q)."""
+        """Rows that see no key, (batch, heads_q, seqlen_q); not to be changed."""
         return self.lse == -math.inf
 
 

@@ -146,6 +146,8 @@ class Oracle:
 
     launches: those that `judge` will ask the trial for beside the first, as far as they are known
     before any launch; they are made with it, by one message.
+    together: computes for launched cases of one shape what `judge` asks of each, and leaves it in
+    their notes.  A case for which it leaves nothing is judged alone.
     """
 
     name: str
@@ -156,6 +158,7 @@ class Oracle:
     needs: frozenset[Premise] | None = None
     concerns: Callable[[Trial], bool] = lambda trial: True
     launches: Callable[[Trial], Sequence[Wanted]] = _none
+    together: Callable[[Sequence[Trial]], None] | None = None
     rank: int = 50
 
     def excludes_variant(self, declaration: Declaration) -> str | None:
@@ -174,6 +177,13 @@ class Oracle:
         if self.launches is _none or self._inapplicable(trial) is not None:
             return ()
         return self.launches(trial)
+
+    def prepare(self, stack: Sequence[Trial]) -> None:
+        """Compute together what can be for those cases of a stack that it judges."""
+        if self.together is not None:
+            judged = [trial for trial in stack if self._inapplicable(trial) is None]
+            if len(judged) > 1:
+                self.together(judged)
 
     def _inapplicable(self, trial: Trial) -> str | None:
         reason = broken(self.needs, trial.problem)

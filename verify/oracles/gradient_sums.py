@@ -58,45 +58,48 @@ dK also needs linear_scores.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from references.premises import Premise
+from verify.judging.compared import noted
 from verify.judging.findings import Ruling, convict, first
 from verify.judging.gradient_invariants import GradientTensors, Invariant, invariants
 from verify.judging.invariants import KNOWN, KNOWN_GRADIENTS, beyond
+from verify.judging.launch import Launch
+from verify.judging.stacked import joined, stacked, together
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
+from verify.problem import Problem
 from verify.problem.visibility import measurable
+from verify.tolerance.backward import GradientTruth
 from verify.tolerance.gradients_arithmetic import resolve as resolve_gradients
 from verify.tolerance.resolution import resolve
 from verify.variant import Declaration
+
+_NOTE = "gradient_sums"
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a case needs whose equations all hold, of that launch and truth."""
+
+    run: Launch
+    truth: GradientTruth
+    measures: Mapping[str, float]
 
 
 def judge(trial: Trial) -> Ruling:
     """Check each equation within its slack from norms, and within the sum of the elements'
     bounds."""
-    p, declared = trial.problem, trial.declaration
-    assert declared.gradients is not None
-    q, k, v = trial.expanded
-    results = trial.first.outputs
-    given = GradientTensors(
-        q, k, v, trial.dout, *trial.start, results["dq"], results["dk"], results["dv"]
-    )
-    forward = resolve(declared.numerics, trial.config, p, trial.arch)
-    found = invariants(
-        p, given, forward, resolve_gradients(declared.gradients, trial.config, p, trial.arch)
-    )
+    known = noted(trial, _NOTE, _Held, trial.gradients)
+    if known is not None:
+        return Ruling(measures=known.measures)
     measures, verdict = {}, Ruling()
-    for one in found:
-        bounds = summed_bounds(trial, one)
-        # A sum with an element that is not judged can be NaN.
-        slack = torch.minimum(one.slack, bounds).masked_fill(bounds == math.inf, math.inf)
-        error = (one.left - one.right).abs()
-        ratio = torch.where((error == 0) | (slack == torch.inf), 0.0, error / slack).nan_to_num(
-            nan=torch.inf, posinf=torch.inf
-        )
+    for one, slack, ratio in _checked([trial]):
         bad = ~(ratio <= 1)
         measures[f"gradient_sums_{one.name}"] = float(ratio.max()) if ratio.numel() else 0.0
         if verdict.finding is None and bool(bad.any()):
@@ -113,18 +116,73 @@ def judge(trial: Trial) -> Ruling:
     return Ruling(verdict.finding, measures)
 
 
-def summed_bounds(trial: Trial, one: Invariant) -> Tensor:
+def ask_together(stack: Sequence[Trial]) -> None:
+    """Check the equations of launched cases of one shape and kernel together, and give their part
+    to those for which all of them hold; each of the others has to be judged alone."""
+    names, needed = [], []
+    for one, _, ratio in _checked(stack):
+        names.append(f"gradient_sums_{one.name}")
+        none = ratio.new_zeros(len(stack))
+        needed.append(ratio.reshape(len(stack), -1).amax(1) if ratio.numel() else none)
+    for trial, row in zip(stack, torch.stack(needed, 1).tolist(), strict=True):
+        if all(most <= 1 for most in row):
+            own = dict(zip(names, row, strict=True))
+            trial.notes[_NOTE] = _Held(trial.first, trial.gradients, own)
+
+
+def _checked(stack: Sequence[Trial]) -> Iterator[tuple[Invariant, Tensor, Tensor]]:
+    """Each equation of cases that are stacked along the batch, its slack, and the part of it that
+    it needs."""
+    cases = _Cases.of(stack)
+    trial, p, declared = stack[0], cases.problem, stack[0].declaration
+    assert declared.gradients is not None
+    forward = resolve(declared.numerics, trial.config, trial.problem, trial.arch)
+    backward = resolve_gradients(declared.gradients, trial.config, trial.problem, trial.arch)
+    for one in invariants(p, cases.given, forward, backward, len(stack)):
+        bounds = summed_bounds(cases, one)
+        # A sum with an element that is not judged can be NaN.
+        slack = torch.minimum(one.slack, bounds).masked_fill(bounds == math.inf, math.inf)
+        error = (one.left - one.right).abs()
+        ratio = torch.where((error == 0) | (slack == torch.inf), 0.0, error / slack).nan_to_num(
+            nan=torch.inf, posinf=torch.inf
+        )
+        yield one, slack, ratio
+
+
+@dataclass(frozen=True, eq=False)
+class _Cases:
+    """Cases of one shape as one: inputs and results, exact gradients with their bounds, and what O
+    is off by, 0 in rows without a key."""
+
+    problem: Problem
+    given: GradientTensors
+    truth: GradientTruth
+    off: Tensor
+
+    @staticmethod
+    def of(stack: Sequence[Trial]) -> _Cases:
+        p = stack[0].problem if len(stack) == 1 else stacked([trial.problem for trial in stack])
+        parts = [(*trial.expanded, trial.dout, *trial.start, *_gradients(trial)) for trial in stack]
+        given = GradientTensors(*(together(each) for each in zip(*parts, strict=True)))
+        exact = together([trial.truth.out for trial in stack])
+        empty = together([trial.truth.empty for trial in stack])
+        off = (given.out.double() - exact).abs().masked_fill(empty[..., None], 0.0)
+        return _Cases(p, given, joined([trial.gradients for trial in stack]), off)
+
+
+def _gradients(trial: Trial) -> tuple[Tensor, ...]:
+    return tuple(trial.first.outputs[name] for name in ("dq", "dk", "dv"))
+
+
+def summed_bounds(of: _Cases, one: Invariant) -> Tensor:
     """Return the sum of the elements' bounds in an invariant, which the exact gradients obey
     exactly; infinite if an element may be infinite."""
-    p, truth = trial.problem, trial.gradients
+    p, given, truth = of.problem, of.given, of.truth
 
     def bound(name: str) -> Tensor:
         exact, most = getattr(truth, name), getattr(truth, f"{name}_bound")
         found: Tensor = most.masked_fill(exact.abs() + most >= p.format.overflow, math.inf)
         return found
-
-    def size(n: int) -> Tensor:
-        return trial.expanded[n].double().abs()
 
     def fold(x: Tensor) -> Tensor:
         return x.reshape(p.batch, p.heads_kv, p.group, *x.shape[2:]).sum(2)
@@ -132,15 +190,11 @@ def summed_bounds(trial: Trial, one: Invariant) -> Tensor:
     if one.name in ("dv", "dk"):
         return bound(one.name).sum(2)
     if one.name == "dq":
-        found = fold((size(0) * bound("dq")).sum((2, 3))) + (size(1) * bound("dk")).sum((2, 3))
+        found = fold((given.q.double().abs() * bound("dq")).sum((2, 3)))
+        found = found + (given.k.double().abs() * bound("dk")).sum((2, 3))
     else:
-        off = (
-            (trial.start[0].double() - trial.truth.out)
-            .abs()
-            .masked_fill(trial.truth.empty[..., None], 0.0)
-        )
-        found = fold((trial.dout.double().abs() * off).sum((2, 3)))
-        found = found + (size(2) * bound("dv")).sum((2, 3))
+        found = fold((given.dout.double().abs() * of.off).sum((2, 3)))
+        found = found + (given.v.double().abs() * bound("dv")).sum((2, 3))
     return found.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
@@ -161,6 +215,7 @@ ORACLE = Oracle(
         " different P; at any length"
     ),
     judge=judge,
+    together=ask_together,
     excludes=_applies,
     needs=frozenset(
         {

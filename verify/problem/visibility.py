@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from references.masks import Full
+from references.masks import Full, Mask
 from verify.problem import Problem
 
 _FEW_PAIRS = 1 << 24  # whose mask may be written out
 _SEGMENT = 64  # keys in the mean: shorter segments cost more than they save
 
 
-@cache
 def intervals(p: Problem) -> tuple[Tensor, Tensor] | None:
     """Visible keys [low, high) of every row, int64 (batch, seqlen_q); None where rows see no single
     interval."""
+    return _intervals(p.mask, p.batch, p.seqlen_q, p.seqlen_kv)
+
+
+@lru_cache(maxsize=64)  # a case asks several times, and so do its siblings
+def _intervals(
+    mask: Mask, batch: int, seqlen_q: int, seqlen_kv: int
+) -> tuple[Tensor, Tensor] | None:
     try:
-        low, high = p.mask.row_bounds(p.batch, p.seqlen_q, p.seqlen_kv)
+        low, high = mask.row_bounds(batch, seqlen_q, seqlen_kv)
     except ValueError:
         return None
     return low.long(), high.long()

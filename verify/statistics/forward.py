@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,21 +14,24 @@ from references.positions import Sizes
 from references.row_blocks import RowBlock, row_blocks
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import LOG_ERROR
+from verify.judging.compared import noted
+from verify.judging.launch import Launch
 from verify.judging.trial import Trial
+from verify.judging.truth import Truth
 from verify.problem import Problem
+from verify.statistics.block_rows import BlockRows, positions_of
 from verify.statistics.rows import (
     UNIFORM,
     WALK,
     Prediction,
-    chosen,
     drift,
     drifts,
     exponent_steps,
     half_place,
     joined,
     rounded_sums,
+    summaries,
     summary,
-    unsuited,
 )
 from verify.tolerance.arithmetic import ForwardArithmetic, U, relative
 from verify.tolerance.forward_maxima import rescaling_blocks
@@ -35,6 +39,7 @@ from verify.tolerance.resolution import resolve
 from verify.tolerance.score_errors import product_error
 from verify.tolerance.score_mods import mod_errors
 
+_NOTE = "statistics"
 _KEYS = 8  # visible ones
 _EFFECTIVE = 4.0  # 1 / sum P^2
 # relative spread of a row's P, in units of u_P, from which on their roundings are unrelated
@@ -61,15 +66,25 @@ class _Weights:
     least: Tensor  # a lower bound of it
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """The statistics of a case, of that launch and truth."""
+
+    run: Launch
+    truth: Truth
+    measures: Mapping[str, float]
+
+
 def forward_measures(trial: Trial, read: list[RowBlock] | None = None) -> dict[str, float]:
     """Sufficient statistics of some rows of O and LSE of a trial's first run; none where no row is
-    suited.  read: the blocks of these rows are appended to it."""
+    suited.  read: the blocks of these rows are appended to it, unless they were computed together
+    with others'."""
     p, run, truth = trial.problem, trial.first, trial.truth
-    heads = p.batch * p.heads_q
-    rows = chosen(
-        p.seqlen_q, heads, float(heads * p.seqlen_kv * 3 * (p.head_dim + p.head_dim_v)), p.seed
-    )
-    if unsuited(p) is not None or not len(rows) or run.out is None:
+    known = noted(trial, _NOTE, _Measured, truth)
+    if known is not None:
+        return dict(known.measures)
+    rows = positions_of(p)
+    if not len(rows) or run.out is None:
         return {}
     arithmetic = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
     if underived(arithmetic) is not None:
@@ -88,6 +103,27 @@ def forward_measures(trial: Trial, read: list[RowBlock] | None = None) -> dict[s
             got = trial.natural_lse(run.lse).flatten(0, 1)[:, rows, None]
             found |= summary("lse", got, truth.lse.flatten(0, 1)[:, rows, None], parts[1])
     return found
+
+
+def measure_together(stack: Sequence[Trial], rows: BlockRows) -> None:
+    """Compute the statistics of cases whose rows were read together, and give each its part, if
+    nothing but its shape decides whether it has any."""
+    first = stack[0]
+    a = resolve(first.declaration.numerics, first.config, first.problem, first.arch)
+    # The order of whole blocks and others depends on where all rows of a tile are.
+    if a.conversion is not None or (a.rescales_by_one and a.key_order == "whole_first"):
+        return
+    found: list[dict[str, float]] = [{} for _ in stack]
+    if underived(a) is None:
+        parts = _predicted(rows.problem, rows.block, a)
+        known, cases = rows.known, rows.cases
+        found = summaries("out", known["got_out"], known["out"], parts[0], cases)
+        if "got_lse" in known:
+            got, want = known["got_lse"][..., None], known["lse"][..., None]
+            of_lse = summaries("lse", got, want, parts[1], cases)
+            found = [one | other for one, other in zip(found, of_lse, strict=True)]
+    for trial, own in zip(stack, found, strict=True):
+        trial.notes[_NOTE] = _Measured(trial.first, trial.truth, own)
 
 
 def underived(a: ForwardArithmetic) -> str | None:
@@ -120,28 +156,30 @@ def predictions(
     inputs: q, k and v at their full logical shapes, descales applied; rows: positions in seqlen_q;
     read: the blocks are appended to it.
     """
-    q, k, v = inputs
     found = []
-    for block in row_blocks(q, k, v, problem.attention, rows=rows):
+    for block in row_blocks(*inputs, problem.attention, rows=rows):
         if read is not None:
             read.append(block)
-        heads, part = block.index
-        own = slice(heads.start // problem.group, heads.stop // problem.group)
-        queries = q.flatten(0, 1)[heads][:, rows[part]].double()
-        keys = k.flatten(0, 1)[own].double().repeat_interleave(problem.group, 0)
-        walk = abs(problem.scale) * torch.bmm(
-            queries.square(), keys.square().mT
-        ).sqrt_().masked_fill_(~block.visible, 0.0)
-        weights = _weights(problem, block, arithmetic, walk)
-        suited = _suited(block, arithmetic, weights)
-        own_out, own_lse = (
-            _out(problem, block, arithmetic, weights, suited),
-            _lse(problem, block, arithmetic, weights, suited, walk),
-        )
-        found.append((block.index, own_out, own_lse))
+        found.append((block.index, *_predicted(problem, block, arithmetic)))
     shape = (problem.batch * problem.heads_q, len(rows))
     return joined(shape, [(i, o) for i, o, _ in found]), joined(
         shape, [(i, lse) for i, _, lse in found]
+    )
+
+
+def _predicted(
+    problem: Problem, block: RowBlock, a: ForwardArithmetic
+) -> tuple[Prediction, Prediction]:
+    """Of the rows of a block of all keys."""
+    keys = block.keys_of_heads.repeat_interleave(problem.group, 0)
+    walk = abs(problem.scale) * torch.bmm(
+        block.queries.square(), keys.square().mT
+    ).sqrt_().masked_fill_(~block.visible, 0.0)
+    weights = _weights(problem, block, a, walk)
+    suited = _suited(block, a, weights)
+    return (
+        _out(problem, block, a, weights, suited),
+        _lse(problem, block, a, weights, suited, walk),
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -20,12 +20,13 @@ from torch import Tensor
 from references.row_blocks import RowBlock, row_blocks
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.judging.compared import noted
+from verify.judging.comparison import first_largest
 from verify.judging.launch import Launch
 from verify.judging.stacked import joined, together
 from verify.judging.trial import Trial
 from verify.judging.truth import Truth
 from verify.problem import Problem
-from verify.statistics.rows import chosen, unsuited
+from verify.statistics.block_rows import BlockRows, of_block, positions_of, results_of
 
 # (absolute, relative) tolerances of other projects' rules: of Triton's attention tutorial, and the
 # defaults of torch.testing.assert_close by dtype.
@@ -48,19 +49,22 @@ class Largest(NamedTuple):
 
     @staticmethod
     def of(want: Tensor, bound: Tensor, got: Tensor) -> Largest:
-        at = want.abs().argmax(-1, keepdim=True)
+        at = first_largest(want.abs())
         return Largest(*(x.gather(-1, at).flatten().double() for x in (want, bound, got)))
 
 
 @dataclass(frozen=True)
 class _Strengths:
     """What the results of a case show without its weights, of that launch and truth; those of O
-    and, if there is an LSE, those of the LSE."""
+    and, if there is an LSE, those of the LSE.  weights: what the rows show whose weights were read
+    together with others'; None: they are to be read.  live: some row sees a key."""
 
     run: Launch
     truth: Truth
     out: Mapping[str, float]
     lse: Mapping[str, float] | None
+    weights: Mapping[str, float] | None = None
+    live: bool = True
 
 
 def forward_power(trial: Trial, error: Tensor, read: Sequence[RowBlock]) -> dict[str, float]:
@@ -72,15 +76,20 @@ def forward_power(trial: Trial, error: Tensor, read: Sequence[RowBlock]) -> dict
     statistics have read, or none.
     """
     p, run, truth = trial.problem, trial.first, trial.truth
-    if run.out is None or p.scaled_output is not None or not bool((~truth.empty).any()):
+    if run.out is None or p.scaled_output is not None:
         return {}
     with trial.clock.timed("power"):
-        own = noted(trial, _NOTE, _Strengths, truth) or _strengths([trial], [error])[0]
+        own = noted(trial, _NOTE, _Strengths, truth)
+        if not (bool((~truth.empty).any()) if own is None else own.live):
+            return {}
+        own = own or _strengths([trial], [error])[0]
         found = dict(own.out)
-        lse = None if run.lse is None else trial.natural_lse(run.lse)
-        of_scores = [_of_scores(p, block, trial, lse) for block in read or _rows(trial)]
-        for strengths in (*of_scores, own.lse or {}):
-            for name, e in strengths.items():
+        weights = [own.weights]
+        if own.weights is None:
+            known = results_of(trial)
+            weights = [_of_scores(of_block(trial, x, known))[0] for x in read or _rows(trial)]
+        for strengths in (*weights, own.lse):
+            for name, e in (strengths or {}).items():
                 found[name] = min(found.get(name, math.inf), e)
     return finite(found)
 
@@ -94,11 +103,20 @@ def certify_together(stack: Sequence[Trial], errors: Sequence[Tensor]) -> None:
         trial.notes[_NOTE] = own
 
 
+def certify_rows(stack: Sequence[Trial], rows: BlockRows) -> None:
+    """The same of what follows from the weights of rows that were read together."""
+    for trial, own in zip(stack, _of_scores(rows), strict=True):
+        known = noted(trial, _NOTE, _Strengths, trial.truth)
+        if known is not None:
+            trial.notes[_NOTE] = replace(known, weights=own)
+
+
 def _strengths(stack: Sequence[Trial], errors: Sequence[Tensor]) -> list[_Strengths]:
     p, cases = stack[0].problem, len(stack)
     whole = joined([trial.truth for trial in stack])
     error, out = (together(x) for x in (errors, [t.first.outputs["out"] for t in stack]))
     live = (~whole.empty).flatten()
+    some_live = live.reshape(cases, -1).any(1).tolist()
     largest = Largest.of(whole.out, whole.out_bound, out)
     margin = margin_of(largest.want, largest.bound, p.format_out).masked_fill_(~live, torch.inf)
     error_out = largest.got - largest.want
@@ -116,8 +134,8 @@ def _strengths(stack: Sequence[Trial], errors: Sequence[Tensor]) -> list[_Streng
         natural = stack[0].natural_lse(together([t.first.outputs["lse"] for t in stack]))
         of_lse = _of_lse(p, whole, natural, cases)
     return [
-        _Strengths(trial.first, trial.truth, own, lse)
-        for trial, own, lse in zip(stack, told(found), of_lse, strict=True)
+        _Strengths(trial.first, trial.truth, own, lse, live=some)
+        for trial, own, lse, some in zip(stack, told(found), of_lse, some_live, strict=True)
     ]
 
 
@@ -129,13 +147,10 @@ def told(found: Mapping[str, Tensor]) -> list[dict[str, float]]:
 
 def _rows(trial: Trial) -> list[RowBlock]:
     """The rows that statistics would have read if they predicted this arithmetic."""
-    p = trial.problem
-    if unsuited(p) is not None:
-        return []
-    heads = p.batch * p.heads_q
-    work = float(heads * p.seqlen_kv * 3 * (p.head_dim + p.head_dim_v))
-    rows = chosen(p.seqlen_q, heads, work, p.seed)
-    return list(row_blocks(*trial.expanded, p.attention, rows=rows)) if len(rows) else []
+    rows = positions_of(trial.problem)
+    return (
+        list(row_blocks(*trial.expanded, trial.problem.attention, rows=rows)) if len(rows) else []
+    )
 
 
 def _of_lse(p: Problem, truth: Truth, got: Tensor, cases: int) -> list[dict[str, float]]:
@@ -165,15 +180,10 @@ def _lse_error(got: Tensor, want: Tensor, bound: Tensor) -> tuple[Tensor, Tensor
     return error, torch.where(live, margin, torch.inf)
 
 
-def _of_scores(p: Problem, block: RowBlock, trial: Trial, lse: Tensor | None) -> dict[str, float]:
-    """The classes whose response needs scores and weights, from some rows of a block."""
-    truth, heads = trial.truth, block.index[0]
-    own = slice(None, None, max(block.row_max.numel() // _ROWS, 1))
-    rows = block.rows[own]
-
-    def at(x: Tensor) -> Tensor:
-        return x.flatten(0, 1)[heads][:, rows]
-
+def _of_scores(of: BlockRows) -> list[dict[str, float]]:
+    """The classes whose response needs scores and weights, from some rows of each case."""
+    p, block, cases = of.problem, of.block, of.cases
+    own, known = of.sampled(_ROWS)
     hidden = ~block.visible[:, own]
     scores = block.scores[:, own].masked_fill(hidden, 0.0)
     weighted = block.probabilities[:, own] * scores
@@ -181,53 +191,56 @@ def _of_scores(p: Problem, block: RowBlock, trial: Trial, lse: Tensor | None) ->
     live = top != -torch.inf
     low = scores.masked_fill(hidden, torch.inf).amin(-1)
     curve = torch.where(live, (top - low).square_().div_(8), torch.inf)
-    found = {}
+    found: dict[str, Tensor] = {}
+    lse = known.get("got_lse")
     if lse is not None:
-        error, margin = _lse_error(at(lse), at(truth.lse), at(truth.lse_bound))
+        error, margin = _lse_error(lse, known["lse"], known["lse_bound"])
         below = torch.where(live, mean - top, 0.0)
-        found["power_exponent"] = smallest(error, margin, below, curve)
-        found["power_key"] = _lightest(block.probabilities[:, own], margin + error.abs())
+        found["power_exponent"] = smallest_of(error, margin, below, cases, curve)
+        found["power_key"] = _lightest(block.probabilities[:, own], margin + error.abs(), cases)
         if p.score_mod is None:
-            found["power_scale"] = smallest(error, margin, mean, curve)
-    out = at(truth.out)
-    bound = torch.where(live[..., None], at(truth.out_bound), torch.inf)
+            found["power_scale"] = smallest_of(error, margin, mean, cases, curve)
+    out = known["out"]
+    bound = torch.where(live[..., None], known["out_bound"], torch.inf)
     of_out = bound, margin_of(out, bound, p.format_out)
     if lse is None:
-        found["power_key"] = _lost_from_out(block, own, out, sum(of_out, torch.zeros(())))
+        found["power_key"] = _lost_from_out(of, out, sum(of_out, torch.zeros(())))
     if p.score_mod is None:
         response = torch.bmm(weighted, block.values).sub_(out * mean[..., None]).abs_()
-        found |= _rules(p.dtype_out, "scale", out, response)
+        found |= _rules(p.dtype_out, "scale", out, response, cases)
         if lse is None:
             spread = block.values.amax(1, keepdim=True) - block.values.amin(1, keepdim=True)
             bound, margin = of_out
-            found["power_scale"] = smallest(bound, margin, response, curve[..., None] * spread)
-    return found
+            curve = curve[..., None] * spread
+            found["power_scale"] = smallest_of(bound, margin, response, cases, curve)
+    return told(found)
 
 
-def _lost_from_out(block: RowBlock, own: slice, out: Tensor, limit: Tensor) -> float:
-    """The strength of a lost key that O alone shows: without a key of weight P, O changes by P /
-    (1 - P) (O - V).  limit: what a change must exceed, (heads, rows, head_dim_v)."""
-    p = block.probabilities[:, own]
+def _lost_from_out(of: BlockRows, out: Tensor, limit: Tensor) -> Tensor:
+    """The strength of a lost key that O alone shows, (cases): without a key of weight P, O changes
+    by P / (1 - P) (O - V).  limit: what a change must exceed, (heads, rows, head_dim_v)."""
+    own, _ = of.sampled(_ROWS)
+    p, values = of.block.probabilities[:, own], of.block.values
     rest = 1 - p
     alone = rest < _ALONE
     share = p / rest.clamp(min=_ALONE)
     heard = torch.zeros_like(p, dtype=torch.bool)
     for column in columns(limit):
-        at = column[:, None, :].expand(-1, block.values.shape[1], -1)
-        v = block.values.gather(-1, at).mT
+        at = column[:, None, :].expand(-1, values.shape[1], -1)
+        v = values.gather(-1, at).mT
         want, least = (x.gather(-1, column[..., None]) for x in (out, limit))
         heard |= share * (want - v).abs() > least
-    return lightest_of_all(p, heard & ~alone)
+    return lightest_of_each(p, heard & ~alone, of.cases)
 
 
-def _lightest(probabilities: Tensor, limit: Tensor) -> float:
+def _lightest(probabilities: Tensor, limit: Tensor, cases: int) -> Tensor:
     """The smallest weight of a key without which the LSE of its row, lower by -ln(1 - P), is more
-    than `limit` off; probabilities: 0 at hidden keys."""
+    than `limit` off, (cases); probabilities: 0 at hidden keys."""
     least = -torch.expm1(-limit)[..., None]
     # a row of one key has no LSE without it
     heard = (probabilities > least) & (probabilities <= 0.5)
     lost = torch.where(heard, probabilities, torch.inf)
-    return float(lost.min()) if lost.numel() else math.inf
+    return lost.reshape(cases, -1).amin(1) if lost.numel() else lost.new_full((cases,), math.inf)
 
 
 def columns(limit: Tensor) -> Iterator[Tensor]:
@@ -243,27 +256,31 @@ def lightest_of_all(weights: Tensor, heard: Tensor) -> float:
 
     weights: (..., keys), 0 at hidden keys; heard: whether the loss of each is beyond the limit.
     """
+    return float(lightest_of_each(weights, heard, 1)[0])
+
+
+def lightest_of_each(weights: Tensor, heard: Tensor, cases: int) -> Tensor:
+    """`lightest_of_all` of each of so many cases that are stacked along the first dimension,
+    (cases)."""
     keys = weights.shape[-1]
     if not weights.numel():
-        return math.inf
+        return weights.new_full((cases,), math.inf)
+    weights, heard = (x.reshape(cases, -1, keys) for x in (weights, heard))
     # of equal weights the silent one first: either may be the one that is lost
-    silent_first = heard.reshape(-1, keys).long().argsort(dim=-1, stable=True)
-    order = (
-        weights.reshape(-1, keys)
-        .gather(-1, silent_first)
-        .sort(dim=-1, descending=True, stable=True)
-    )
-    told = heard.reshape(-1, keys).gather(-1, silent_first).gather(-1, order.indices)
+    silent_first = heard.long().argsort(dim=-1, stable=True)
+    order = weights.gather(-1, silent_first).sort(dim=-1, descending=True, stable=True)
+    told = heard.gather(-1, silent_first).gather(-1, order.indices)
     told = (told & (order.values > 0)).long()
     # From the heaviest key down: a row's state changes where e falls below a weight.
-    after = torch.cat([told[:, 1:], torch.zeros_like(told[:, :1])], -1)
-    falling = order.values.flatten().sort(descending=True)
-    states = told[:, 0].sum() + (after - told).flatten()[falling.indices].cumsum(0)
-    if not int(told[:, 0].sum()):
-        return math.inf
-    below = torch.cat([falling.values[1:], falling.values.new_full((1,), -1.0)])
-    silent = ((states == 0) & (below < falling.values)).nonzero()
-    return float(falling.values[silent[0, 0]]) if len(silent) else 0.0
+    after = torch.cat([told[..., 1:], torch.zeros_like(told[..., :1])], -1)
+    falling = order.values.flatten(1).sort(-1, descending=True)
+    hearing = told[..., 0].sum(1, keepdim=True)
+    changes = (after - told).flatten(1).gather(1, falling.indices)
+    below = torch.cat([falling.values[:, 1:], falling.values.new_full((cases, 1), -1.0)], 1)
+    silent = (hearing + changes.cumsum(1) == 0) & (below < falling.values)
+    first = falling.values.gather(1, silent.long().argmax(1, keepdim=True))
+    found = torch.where(silent.any(1, keepdim=True), first, 0.0)
+    return torch.where(hearing == 0, torch.inf, found)[:, 0]
 
 
 def margin_of(want: Tensor, bound: Tensor, output: DType, places: int = 1) -> Tensor:
@@ -276,20 +293,15 @@ def margin_of(want: Tensor, bound: Tensor, output: DType, places: int = 1) -> Te
     return place.add_(bound).masked_fill_(beyond, torch.inf)
 
 
-def smallest(error: Tensor, margin: Tensor, response: Tensor, curve: Tensor | None = None) -> float:
-    """The smallest e such that a fault of strength e, of either sign, leaves some element beyond
-    its margin.
+def smallest_of(
+    error: Tensor, margin: Tensor, response: Tensor, cases: int, curve: Tensor | None = None
+) -> Tensor:
+    """The smallest e of each of so many cases that are stacked along the batch, (cases), such that
+    a fault of strength e, of either sign, leaves some element beyond its margin.
 
     error: the element's own; response: what it changes by per unit of e, to first order; curve: at
     most this times e^2 is the rest.  The best element counts for each sign, and the worse sign.
     """
-    return float(smallest_of(error, margin, response, 1, curve))
-
-
-def smallest_of(
-    error: Tensor, margin: Tensor, response: Tensor, cases: int, curve: Tensor | None = None
-) -> Tensor:
-    """`smallest` of each of so many cases that are stacked along the batch, (cases)."""
     if not error.numel():
         return error.new_full((cases,), math.inf, dtype=torch.float64)
     signed = torch.copysign(error, error * response)
@@ -310,16 +322,16 @@ def of_factors(dtype: str, name: str, want: Tensor, cases: int) -> dict[str, Ten
     return {key: strength(pair, most, most) for key, pair in _pairs(dtype, name).items()}
 
 
-def _rules(dtype: str, name: str, want: Tensor, response: Tensor) -> dict[str, float]:
+def _rules(dtype: str, name: str, want: Tensor, response: Tensor, cases: int) -> dict[str, Tensor]:
     """The strength at which a comparison with absolute and relative tolerances hears such a fault
-    in an otherwise exact kernel."""
+    in an otherwise exact kernel, (cases)."""
     size = response.abs()
     if not response.numel():
         return {}
     found = {}
     for key, pair in _pairs(dtype, name).items():
         # The largest response needs the least, if the tolerance is the same everywhere.
-        found[key] = float(strength(pair, want, size).min())
+        found[key] = strength(pair, want, size).reshape(cases, -1).amin(1)
     return found
 
 

@@ -4,7 +4,7 @@ docs/power.md derives the closed forms."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,14 +14,15 @@ from verify.judging.compared import noted
 from verify.judging.launch import Launch
 from verify.judging.stacked import joined, together
 from verify.judging.trial import Trial
+from verify.problem import Problem
+from verify.statistics.block_rows import BlockRows, of_block, of_stack
 from verify.statistics.power import (
     Largest,
     columns,
     finite,
-    lightest_of_all,
+    lightest_of_each,
     margin_of,
     of_factors,
-    smallest,
     smallest_of,
     told,
 )
@@ -35,11 +36,13 @@ _WORK = 1e7  # multiply-adds that these rows may cost
 
 @dataclass(frozen=True)
 class _Strengths:
-    """What the gradients of a case show without its weights, of that launch and truth."""
+    """What the gradients of a case show without its weights, of that launch and truth.  pairs: what
+    the rows show that were read together with others'; None: they are to be read."""
 
     run: Launch
     truth: GradientTruth
     found: Mapping[str, float]
+    pairs: Mapping[str, float] | None = None
 
 
 def gradient_power(trial: Trial) -> dict[str, float]:
@@ -49,7 +52,10 @@ def gradient_power(trial: Trial) -> dict[str, float]:
     with trial.clock.timed("power"):
         own = noted(trial, _NOTE, _Strengths, trial.gradients) or _strengths([trial])[0]
         found = dict(own.found)
-        pairs = [_of_pairs(trial, block) for block in _blocks(trial)]
+        pairs: list[Mapping[str, float]] = [] if own.pairs is None else [own.pairs]
+        if own.pairs is None:
+            blocks = _blocks(trial)
+            pairs += [_of_pairs(of_block(trial, block, _results(trial)))[0] for block in blocks]
         for name in pairs[0] if pairs else ():
             found[name] = min(each[name] for each in pairs)
     return finite(found)
@@ -85,18 +91,35 @@ def _strengths(stack: Sequence[Trial]) -> list[_Strengths]:
     ]
 
 
-def _blocks(trial: Trial) -> list[RowBlock]:
-    """Some rows of every head; none where the slope of a score mod, or factors, are in dS."""
-    p = trial.problem
+def certify_rows(stack: Sequence[Trial]) -> None:
+    """The same of what follows from the weights of some rows, which are read together."""
+    for trial, own in zip(stack, _of_pairs(of_stack(stack, _results, positions_of)), strict=True):
+        known = noted(trial, _NOTE, _Strengths, trial.gradients)
+        if known is not None:
+            trial.notes[_NOTE] = replace(known, pairs=own)
+
+
+def positions_of(p: Problem) -> Tensor:
+    """Of some rows of every head, int64; none where the slope of a score mod, or factors, are in
+    dS."""
     if p.score_mod is not None or not p.scale or not p.pairs:
-        return []
+        return torch.zeros(0, dtype=torch.int64)
     heads = p.batch * p.heads_q
     work = float(heads * p.seqlen_kv * 3 * (p.head_dim + p.head_dim_v))
     count = min(max(_ROWS // heads, 1), int(_WORK // work))
-    rows = chosen(p.seqlen_q, heads, work, p.seed)[:count]
-    if not len(rows):
-        return []
-    return list(row_blocks(*trial.expanded, p.attention, rows=rows))
+    return chosen(p.seqlen_q, heads, work, p.seed)[:count]
+
+
+def _blocks(trial: Trial) -> list[RowBlock]:
+    rows, attention = positions_of(trial.problem), trial.problem.attention
+    return list(row_blocks(*trial.expanded, attention, rows=rows)) if len(rows) else []
+
+
+def _results(trial: Trial) -> dict[str, Tensor]:
+    """Of all rows: what was saved, LSE natural, dO, exact dQ and its bounds."""
+    truth, (out, lse) = trial.gradients, trial.start
+    found = {"out": out, "lse": lse, "dout": trial.dout}
+    return found | {"dq": truth.dq, "dq_bound": truth.dq_bound}
 
 
 @dataclass(frozen=True)
@@ -110,24 +133,22 @@ class _Pairs:
     k: Tensor
 
     @staticmethod
-    def of(trial: Trial, block: RowBlock) -> _Pairs:
-        problem, (heads, _), rows = trial.problem, block.index, block.rows
-        own = slice(heads.start // problem.group, heads.stop // problem.group)
-        k = trial.expanded[1].flatten(0, 1)[own].double().repeat_interleave(problem.group, 0)
-        out, lse = (x.flatten(0, 1)[heads][:, rows].double() for x in trial.start)
-        dout = trial.dout.flatten(0, 1)[heads][:, rows].double()
+    def of(rows: BlockRows) -> _Pairs:
+        block = rows.block
+        k = block.keys_of_heads.repeat_interleave(rows.problem.group, 0)
+        out, lse, dout = (rows.known[name].double() for name in ("out", "lse", "dout"))
         off = torch.where(block.lse.isfinite(), block.lse - lse, 0.0)
         p = block.probabilities * off.exp()[..., None]
         delta = (dout * out).nan_to_num(nan=0.0).sum(-1, keepdim=True)
         return _Pairs(p, p * (torch.bmm(dout, block.values.mT) - delta), delta, k)
 
 
-def _of_pairs(trial: Trial, block: RowBlock) -> dict[str, float]:
-    """The classes that dQ shows: of delta, and of the dS of one pair.  dS may be rounded anew."""
-    truth, scale, pairs = trial.gradients, trial.problem.scale, _Pairs.of(trial, block)
-    heads, rows = block.index[0], block.rows
-    want, bound = (x.flatten(0, 1)[heads][:, rows].double() for x in (truth.dq, truth.dq_bound))
-    margin = margin_of(want, bound, trial.problem.format)
+def _of_pairs(rows: BlockRows) -> list[dict[str, float]]:
+    """The classes that dQ shows in each case: of delta, and of the dS of one pair.  dS may be
+    rounded anew."""
+    scale, pairs, cases = rows.problem.scale, _Pairs.of(rows), rows.cases
+    want, bound = (rows.known[name].double() for name in ("dq", "dq_bound"))
+    margin = margin_of(want, bound, rows.problem.format)
     response = (scale * pairs.delta * torch.bmm(pairs.p, pairs.k)).abs_()
     limit = margin + bound
     heard = torch.zeros_like(pairs.p, dtype=torch.bool)
@@ -135,7 +156,8 @@ def _of_pairs(trial: Trial, block: RowBlock) -> dict[str, float]:
         at = column[:, None, :].expand(-1, pairs.k.shape[1], -1)
         k = pairs.k.gather(-1, at).mT
         heard |= (scale * pairs.ds * k).abs() > limit.gather(-1, column[..., None])
-    return {
-        "power_delta": smallest(bound, margin, response),
-        "power_ds_pair": lightest_of_all(pairs.p, heard),
+    found = {
+        "power_delta": smallest_of(bound, margin, response, cases),
+        "power_ds_pair": lightest_of_each(pairs.p, heard, cases),
     }
+    return told(found)

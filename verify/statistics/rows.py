@@ -59,7 +59,8 @@ def chosen(length: int, heads: int, work: float, seed: int) -> Tensor:
     if count <= 0:
         return torch.zeros(0, dtype=torch.int64)
     step = length // count
-    return torch.arange(count) * step + seed % step
+    first = seed % step
+    return torch.arange(first, first + count * step, step)
 
 
 def unsuited(problem: Problem, *needed: Premise) -> str | None:
@@ -165,13 +166,21 @@ def summary(name: str, got: Tensor, want: Tensor, predicted: Prediction) -> dict
     row's elements of z^2, of z, of z with the sign of the exact value, of the allowance's part in
     z, of error^2 / least, of `share`, and of the part of roundings on the way in z^2.
     """
+    return summaries(name, got, want, predicted, 1)[0]
+
+
+def summaries(
+    name: str, got: Tensor, want: Tensor, predicted: Prediction, cases: int
+) -> list[dict[str, float]]:
+    """`summary` of each of so many cases whose rows are stacked along the first dimension."""
     judged = predicted.judged & predicted.suited[..., None]
     error = (got.double() - want).masked_fill(~judged, 0.0)
     judged = judged & error.isfinite() & (predicted.sigma > 0)
     counts = judged.sum(-1)
-    used = counts > 0
-    if not bool(used.any()):
-        return {}
+    used = (counts > 0).reshape(cases, -1)
+    numbers = used.sum(1).tolist()
+    if not any(numbers):
+        return [{} for _ in range(cases)]
     size = predicted.sigma + predicted.allowance
     z = error / size
     parts = {
@@ -183,9 +192,19 @@ def summary(name: str, got: Tensor, want: Tensor, predicted: Prediction) -> dict
         "share": predicted.share,
         "part": predicted.share * predicted.least / size.square(),
     }
-    stacked = torch.stack([torch.where(judged, part, 0.0).sum(-1)[used] for part in parts.values()])
-    sums = (stacked / counts[used]).sum(-1).tolist()
-    return {
-        f"rows_{name}": float(used.sum()),
-        **{f"{key}_{name}": value for key, value in zip(parts, sums, strict=True)},
-    }
+    stacked = torch.stack([torch.where(judged, part, 0.0).sum(-1) for part in parts.values()])
+    means = (stacked / counts).reshape(len(parts), cases, -1)
+    # A row that is not used has no mean.
+    sums = means.sum(-1).T.tolist()
+    for case, number in enumerate(numbers):
+        if 0 < number < used.shape[1]:
+            sums[case] = means[:, case, used[case]].sum(-1).tolist()
+    return [
+        {
+            f"rows_{name}": float(number),
+            **{f"{key}_{name}": value for key, value in zip(parts, own, strict=True)},
+        }
+        if number
+        else {}
+        for number, own in zip(numbers, sums, strict=True)
+    ]

@@ -19,9 +19,11 @@ from verify.judging import compared
 from verify.judging.compared import Results, compare_together, results_of
 from verify.judging.findings import Ruling
 from verify.judging.launch import Launch
+from verify.judging.stacked import together
 from verify.judging.trial import Trial
-from verify.oracles import bound
+from verify.oracles import bound, convexity, gradient_sums
 from verify.problem import Problem
+from verify.statistics import block_rows
 from verify.variant import Config
 
 SHAPE = Problem(
@@ -107,6 +109,68 @@ def test_each_case_has_the_ruling_that_it_has_alone(kind: str, shape: Problem) -
             assert measures[name] == expected[name]
     wrong = [finding is not None for finding, _ in found]
     assert 3 <= sum(wrong) < len(wrong)
+
+
+def test_statistics_and_strengths_of_rows_are_computed_together() -> None:
+    for shape in SHAPES:
+        trials = forwards(shape)
+        prepare(trials)
+        prepare_comparisons(trials)
+        read = [trial for trial in trials if "statistics" in trial.notes]
+        assert [trial.problem.distribution for trial in read] == ["normal", "v_mean", "normal"]
+        assert all(trial.notes["power"].weights for trial in read)
+        trials = backwards(shape)
+        prepare(trials)
+        prepare_gradients(trials)
+        prepare_comparisons(trials)
+        assert all(trial.notes["power"].pairs for trial in trials if "compared" in trial.notes)
+
+
+def test_the_rows_of_another_case_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask that is asked at rows where they are gathered, and not where they come from."""
+    shape = SHAPE.but(mask=Causal(), seqlen_q=60, seqlen_kv=60)
+    alone = rulings(forwards(shape), bound.judge)
+    for wrong in (False, True):
+        if wrong:
+            monkeypatch.setattr(
+                block_rows._At, "mod", lambda of, rows, keys, device="cpu": of.mask.mod(rows, keys)
+            )
+        trials = forwards(shape)
+        prepare(trials)
+        prepare_comparisons(trials)
+        found = rulings(trials, bound.judge)
+        same = [
+            mine.keys() == other.keys() and mine == pytest.approx(other, rel=1e-9, nan_ok=True)
+            for (_, mine), (_, other) in zip(found, alone, strict=True)
+        ]
+        assert all(same) != wrong
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.mask.name)
+def test_oracles_that_ask_many_cases_at_once_rule_as_on_each_alone(shape: Problem) -> None:
+    for oracle, make in ((convexity.ORACLE, forwards), (gradient_sums.ORACLE, backwards)):
+        trials = make(shape)
+        prepare(trials)
+        prepare_gradients(trials)
+        prepare_comparisons(trials, [oracle])
+        noted = [oracle.name in trial.notes for trial in trials]
+        assert 2 <= sum(noted) < len(noted)
+        alone = rulings(make(shape), oracle.rule)
+        for own, mine, other in zip(noted, rulings(trials, oracle.rule), alone, strict=True):
+            assert mine[0] == other[0]
+            assert mine[1] == pytest.approx(other[1], rel=1e-9, nan_ok=True)
+            assert not (own and mine[0])
+
+
+def test_parts_of_one_tensor_are_put_together_without_a_copy() -> None:
+    whole = torch.arange(24.0).view(6, 2, 2)
+    parts = [whole[0:2], whole[2:3], whole[3:6]]
+    assert torch.equal(together(parts), whole)
+    assert together(parts).data_ptr() == whole.data_ptr()
+    for others in (parts[::-1], parts[::2], [whole[:1], whole[:1]], [whole[:2].mT, whole[2:].mT]):
+        made = together(others)
+        assert torch.equal(made, torch.cat(others))
+        assert made.data_ptr() != whole.data_ptr()
 
 
 def test_the_parts_of_another_case_show(monkeypatch: pytest.MonkeyPatch) -> None:
