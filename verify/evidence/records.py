@@ -122,7 +122,8 @@ class Verdict:
     worst_reference_T and worst_bound_T (the element with the worst r); ulp50_out and ulp99_out
     (median and 99th percentile of the errors of O in ulp), best50_out and best99_out (the same of O
     rounded correctly); rows_T, z2_T, z_T, toward_T,
-    slack_T, least_T, share_T, part_T (sums over judged rows, docs/statistics.md); power_CLASS,
+    slack_T, least_T, share_T, part_T, weight_T, weighed_T (sums over judged rows,
+    docs/statistics.md); power_CLASS,
     tutorial_CLASS and close_CLASS (the smallest fault of a class that this case, or another rule on
     its inputs, would have convicted, docs/power.md); bound_ratio (median bound
     / best bound of that dtype), lse_ulp (largest LSE error in fp32 ulp), seqlen_kv; memory_growth

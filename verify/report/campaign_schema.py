@@ -12,9 +12,10 @@ class PoolReport(TypedDict):
     """The errors of one tensor of one (variant, dtype) over a campaign, in units of what its
     declared roundings make them.
 
-    `verify.statistics.pool.Pool` says what the numbers are.  failing: the tests that it does not
-    pass, out of "rms", "mean" and "toward".  too_good: errors are smaller than the declared
-    roundings can leave them.
+    `verify.statistics.pool.Pool` says what the numbers are; weighed and its limit are missing where
+    the evidence holds no weights.  failing: the tests that it does not pass, out of "rms", "mean",
+    "toward" and "weighed".  too_good: errors are smaller than the declared roundings can leave
+    them.
     """
 
     variant: str
@@ -30,6 +31,8 @@ class PoolReport(TypedDict):
     share: Number
     rms_limit: Number
     mean_limit: Number
+    weighed: NotRequired[Number]
+    weighed_limit: NotRequired[Number]
     failing: list[str]
     too_good: bool
 

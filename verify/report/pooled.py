@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from verify.evidence import Verdict
 from verify.report.campaign_schema import PoolReport
 from verify.report.schema import TENSORS
-from verify.statistics.pool import pools
+from verify.statistics.pool import Pool, pools
 
 
 def reports(verdicts: Iterable[Verdict]) -> list[PoolReport]:
@@ -16,23 +16,28 @@ def reports(verdicts: Iterable[Verdict]) -> list[PoolReport]:
     found = sorted(
         pools(verdicts), key=lambda pool: (pool.variant, pool.dtype, TENSORS.index(pool.tensor))
     )
-    return [
-        {
-            "variant": pool.variant,
-            "dtype": pool.dtype,
-            "tensor": pool.tensor,
-            "cases": pool.cases,
-            "rows": pool.rows,
-            "rms": pool.rms,
-            "mean": pool.mean,
-            "toward": pool.toward,
-            "slack": pool.slack,
-            "least": pool.least,
-            "share": pool.share,
-            "rms_limit": pool.rms_limit,
-            "mean_limit": pool.mean_limit,
-            "failing": [name for name, _, _ in pool.excesses],
-            "too_good": pool.too_good,
-        }
-        for pool in found
-    ]
+    return [_report(pool) for pool in found]
+
+
+def _report(pool: Pool) -> PoolReport:
+    made: PoolReport = {
+        "variant": pool.variant,
+        "dtype": pool.dtype,
+        "tensor": pool.tensor,
+        "cases": pool.cases,
+        "rows": pool.rows,
+        "rms": pool.rms,
+        "mean": pool.mean,
+        "toward": pool.toward,
+        "slack": pool.slack,
+        "least": pool.least,
+        "share": pool.share,
+        "rms_limit": pool.rms_limit,
+        "mean_limit": pool.mean_limit,
+        "failing": [name for name, _, _ in pool.excesses],
+        "too_good": pool.too_good,
+    }
+    if pool.weight > 0:
+        made["weighed"] = pool.weighed
+        made["weighed_limit"] = pool.weighed_limit
+    return made

@@ -29,7 +29,7 @@ from verify.statistics.rows import (
     exponent_steps,
     half_place,
     joined,
-    rounded_sums,
+    shuffled_sums,
     summaries,
     summary,
 )
@@ -51,12 +51,13 @@ _SMALL = 0.1  # relative error of weights up to which the first order is enough
 class _Weights:
     """Errors of a block's weights, relative.  (heads, rows, keys), unless said."""
 
-    # bound of what may have one sign in all keys: the matrix unit, the factor of the scores,
-    # exponentials
+    # bound of what a key's value may decide: the matrix unit, the factor of the scores, its own
+    # exponential
     common: Tensor
     # standard deviation of what sums of Q K^T to nearest round, of its own in every key
     sums: Tensor
-    # standard deviation of what fp32 rounds on the way from a score to its exponential
+    # standard deviation of what fp32 rounds on the way from a score to its exponential, and of the
+    # rescales behind a key's block
     steps: Tensor
     # standard deviation of what Q and K lost to a prescale, the same in every key's share of a
     # feature
@@ -191,12 +192,18 @@ def _weights(problem: Problem, block: RowBlock, a: ForwardArithmetic, walk: Tens
     mod = mod_errors(problem, a)
     roundings = 1 + mod.count("score") + mod.count("result") if mod else 0
     common = drift(a.scores, problem.head_dim) * (size + WALK * walk)
-    common += (U * a.scale_roundings) * size
+    # What all keys of a row share, its row sum divides out again: of the factor it is the mean
+    # score.
+    apart = size
     if mod:
         common += a.function * block.scores.abs().masked_fill_(hidden, 0.0)
-    common += a.exps
-    of_sums = rounded_sums(a.scores, float(problem.head_dim), size, walk.square()).sqrt_()
-    steps = exponent_steps(size, top + a.offset, roundings).sqrt_()
+    else:
+        scaled = block.scaled.masked_fill(hidden, 0.0)
+        apart = (scaled - (p * scaled).sum(-1, keepdim=True)).abs_()
+    common += (U * a.scale_roundings) * apart
+    common += a.exps - a.rescales
+    of_sums = shuffled_sums(a.scores, float(problem.head_dim), size, walk.square()).sqrt_()
+    steps = exponent_steps(size, top + a.offset, roundings) + _rescales(a)
     scale, sums = (1.0 if a.normalised else block.row_sum[..., None].clamp(min=1.0)), p
     worst = (UNIFORM * a.probability_roundoff) * p
     least = worst / 2
@@ -208,7 +215,7 @@ def _weights(problem: Problem, block: RowBlock, a: ForwardArithmetic, walk: Tens
     return _Weights(
         common=common.masked_fill_(hidden, 0.0),
         sums=of_sums.masked_fill_(hidden, 0.0),
-        steps=steps.masked_fill_(hidden, 0.0),
+        steps=steps.sqrt_().masked_fill_(hidden, 0.0),
         operands=(a.operand_roundings * UNIFORM) * walk,
         scores=torch.zeros_like(p)
         if a.score_format is None
@@ -218,6 +225,14 @@ def _weights(problem: Problem, block: RowBlock, a: ForwardArithmetic, walk: Tens
         ),
         least=least,
     )
+
+
+def _rescales(a: ForwardArithmetic) -> float:
+    """The variance of what rescales make of keys in different blocks: a block has 0 to n - 1 behind
+    it, whichever its keys are, and each may be off by as much, with one sign."""
+    if a.ones:
+        return 0.0
+    return math.log1p(-a.rescale.error) ** 2 * (a.blocks**2 - 1) / 12
 
 
 def _suited(block: RowBlock, a: ForwardArithmetic, w: _Weights) -> Tensor:
@@ -273,13 +288,14 @@ def _out(
         lost = torch.where(p * scale < 4 * a.flush, p, 0.0).clamp(max=a.flush).sum(-1, keepdim=True)
         allowance += lost * values.abs().amax(1, keepdim=True)
     known = (half_place(size, a.output) * UNIFORM).square()
-    variance = (
-        rounded + moved_out.clamp(min=0.0) + (keys + 3 * a.blocks) * (U * UNIFORM * size).square()
-    )
-    variance += rounded_sums(a.values, keys, size, walk)
+    of_weights = rounded + moved_out.clamp(min=0.0)
+    variance = of_weights + (keys + 3 * a.blocks) * (U * UNIFORM * size).square()
+    variance += shuffled_sums(a.values, keys, size, walk)
     reach = size + variance.sqrt() + allowance
     sigma = (variance + (half_place(reach, a.output) * UNIFORM).square()).sqrt()
-    return Prediction(sigma, allowance, known + least, least / (known + least), suited, walk > 0)
+    return Prediction(
+        sigma, allowance, known + least, least / (known + least), of_weights, suited, walk > 0
+    )
 
 
 def _lse(
@@ -321,7 +337,13 @@ def _lse(
         allowance += a.function * (p * scores).sum(-1, keepdim=True)
     allowance += _functions(problem, block, a, log)
     return Prediction(
-        variance.sqrt(), allowance, last, torch.zeros_like(last), suited, lse.isfinite()
+        sigma=variance.sqrt(),
+        allowance=allowance,
+        least=last,
+        share=torch.zeros_like(last),
+        of_weights=torch.zeros_like(last),
+        suited=suited,
+        judged=lse.isfinite(),
     )
 
 

@@ -244,5 +244,11 @@ def _predicted(
     suited &= fold(w.error.sum(-1)) <= _SMALL * total
     least = known + rounded
     return nominal, Prediction(
-        (variance + last).sqrt(), allowance, least, rounded / least, suited, walk > 0
+        (variance + last).sqrt(),
+        allowance,
+        least,
+        rounded / least,
+        rounded + others,
+        suited,
+        walk > 0,
     )

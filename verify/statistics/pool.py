@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from verify.evidence import Verdict
 from verify.statistics.limits import FALSE_ALARM, MODEL, mean_limit, rows_for_note, square_limit
 
-_TESTS = 3  # of each pool: rms, mean, toward
+_TESTS = 4  # of each pool: rms, mean, toward, weighed
 _SURE = 3.0  # standard deviations by which a mean must pass its limit, for `Pool.noise`
 _SEED = re.compile(r"(?:^|,)seed=(\d+)")
-_SUMS = ("rows", "z2", "z", "toward", "slack", "least", "share", "part")
+_SUMS = ("rows", "z2", "z", "toward", "slack", "least", "share", "part", "weight", "weighed")
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,11 @@ class Pool:
     rms: root of the mean of z^2; mean: of z; toward: of z with the exact value's sign, negative if
     results are too small; slack: the part of z that is allowed besides roundings; least: mean of
     error^2 over the least that roundings give, and share: how much of that least is due to
-    roundings on the way; part: what these roundings add to the mean of z^2 at least.  worst: the
-    case that says most, for each of rms, mean and toward.
-    rms_limit, mean_limit: what honest rows stay below (the latter with the slack).
+    roundings on the way; part: what these roundings add to the mean of z^2 at least.  weighed: root
+    of the mean of error^2 / (sigma^2 + allowance^2), each element weighted by the part of errors of
+    weights in that; weight: the sum of these weights over the rows, 0 where the evidence has
+    none: nothing is asked then.  worst: the case that says most, for each test.
+    rms_limit, mean_limit, weighed_limit: what honest rows stay below (mean_limit with the slack).
     """
 
     variant: str
@@ -42,9 +44,12 @@ class Pool:
     least: float
     share: float
     part: float
+    weight: float
+    weighed: float
     worst: Mapping[str, str]
     rms_limit: float
     mean_limit: float
+    weighed_limit: float
 
     @property
     def excesses(self) -> Iterator[tuple[str, float, float]]:
@@ -53,6 +58,7 @@ class Pool:
             ("rms", self.rms_limit),
             ("mean", self.mean_limit),
             ("toward", self.mean_limit),
+            ("weighed", self.weighed_limit),
         ):
             value = getattr(self, name)
             if not abs(value) <= limit:
@@ -116,6 +122,7 @@ def _pool(
     rows = average["rows"]
     cases = [v for p in kept for v in problems[p]]
     slack, mean = average["slack"] / rows, mean_limit(rows, chance)
+    weight = average["weight"]
     return Pool(
         variant=variant,
         dtype=dtype,
@@ -129,13 +136,20 @@ def _pool(
         least=average["least"] / rows,
         share=average["share"] / rows,
         part=average["part"] / rows,
-        worst={"rms": _most(cases, tensor, "z2", 1.0)}
-        | {
+        weight=weight,
+        weighed=math.sqrt(average["weighed"] / weight) if weight > 0 else 0.0,
+        worst={
             name: _most(cases, tensor, key, average[key])
-            for name, key in (("mean", "z"), ("toward", "toward"))
+            for name, key in (
+                ("rms", "z2"),
+                ("mean", "z"),
+                ("toward", "toward"),
+                ("weighed", "weighed"),
+            )
         },
         rms_limit=math.sqrt(square_limit(rows, chance)) * (1 + MODEL),
         mean_limit=slack + mean + MODEL,
+        weighed_limit=math.sqrt(square_limit(weight, chance)) * (1 + MODEL),
     )
 
 
@@ -146,7 +160,7 @@ def _most(verdicts: Sequence[Verdict], tensor: str, key: str, sign: float) -> st
     def weight(v: Verdict) -> float:
         return (
             math.copysign(1.0, sign)
-            * v.measures[f"{key}_{tensor}"]
+            * v.measures.get(f"{key}_{tensor}", 0.0)
             / math.sqrt(v.measures[f"rows_{tensor}"])
         )
 

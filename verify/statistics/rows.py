@@ -41,13 +41,15 @@ class Prediction:
     """Per element (..., columns), fp64: sigma, an upper bound of the standard deviation that
     roundings may cause; allowance, what else an honest kernel may be off by; least, a lower bound
     of that deviation's square, of which `share` is due to roundings on the way and not to the last
-    one.  suited: rows (...) whose errors the model describes. judged: elements whose errors are not
-    exactly 0 by construction."""
+    one.  of_weights: the part of sigma's square that errors of P, or of dS, make; 0 where they are
+    not told apart.  suited: rows (...) whose errors the model describes. judged: elements whose
+    errors are not exactly 0 by construction."""
 
     sigma: Tensor
     allowance: Tensor
     least: Tensor
     share: Tensor
+    of_weights: Tensor
     suited: Tensor
     judged: Tensor
 
@@ -136,6 +138,21 @@ def rounded_sums(unit: Unit, terms: Tensor | float, exact: Tensor, squares: Tens
     return each * (terms * (exact.square() + squares) + squares)
 
 
+def shuffled_sums(unit: Unit, terms: Tensor | float, exact: Tensor, squares: Tensor) -> Tensor:
+    """The same, on average over rows, where the places of the terms have nothing to do with their
+    values: of features and of keys, as SUITED distributions draw them.
+
+    A partial sum of k of n such products has the mean square k / n squares + k (k - 1) / (n (n -
+    1)) (exact^2 - squares); those of a chain, the most of any tree if exact^2 >= squares, add up
+    to (n + 1) (exact^2 / 3 + squares / 6).
+    """
+    if not isinstance(unit, NearestChain):
+        return torch.zeros_like(squares)
+    each = (2.0**-unit.fraction * UNIFORM) ** 2
+    trend = torch.maximum(exact.square(), squares)
+    return each * ((terms + 1) * (trend / 3 + squares / 6) + squares)
+
+
 def exponent_steps(score: Tensor, subtracted: Tensor, more: int = 0) -> Tensor:
     """The variance of what fp32 rounds on the way from a score to its exponential: the product with
     the factor and `more` steps of a score mod; the product with what is subtracted, the maximum or
@@ -162,9 +179,11 @@ def summary(name: str, got: Tensor, want: Tensor, predicted: Prediction) -> dict
     """Sufficient statistics of the rows of one tensor, by its name; they add up over cases, workers
     and runs.
 
-    rows: how many; z2, z, toward, slack, least, share, part: sums over the rows of the means over a
-    row's elements of z^2, of z, of z with the sign of the exact value, of the allowance's part in
-    z, of error^2 / least, of `share`, and of the part of roundings on the way in z^2.
+    rows: how many; z2, z, toward, slack, least, share, part, weight, weighed: sums over the rows of
+    the means over a row's elements of z^2, of z, of z with the sign of the exact value, of the
+    allowance's part in z, of error^2 / least, of `share`, of the part of roundings on the way in
+    z^2, of w, and of w error^2 / (sigma^2 + allowance^2), where w is the part of errors of weights
+    in that.
     """
     return summaries(name, got, want, predicted, 1)[0]
 
@@ -183,6 +202,8 @@ def summaries(
         return [{} for _ in range(cases)]
     size = predicted.sigma + predicted.allowance
     z = error / size
+    square = predicted.sigma.square() + predicted.allowance.square()
+    weight = predicted.of_weights / square
     parts = {
         "z2": z * z,
         "z": z,
@@ -191,6 +212,8 @@ def summaries(
         "least": error * error / predicted.least,
         "share": predicted.share,
         "part": predicted.share * predicted.least / size.square(),
+        "weight": weight,
+        "weighed": weight * error.square() / square,
     }
     stacked = torch.stack([torch.where(judged, part, 0.0).sum(-1) for part in parts.values()])
     means = (stacked / counts).reshape(len(parts), cases, -1)

@@ -24,6 +24,10 @@ _SAID = {
         "results are too {way}: mean of error / (sigma + allowance), with the exact value's sign,"
         " is {value:+.4g}, honest arithmetic stays within {limit:.4g}"
     ),
+    "weighed": (
+        "root of the mean square of error / hypot(sigma, allowance), weighted by what errors of"
+        " weights have in it, is {value:.4g}, honest arithmetic stays below {limit:.4g}"
+    ),
 }
 
 

@@ -169,6 +169,7 @@ def test_cases_chosen_for_their_errors_do_not_count() -> None:
         ({"z": 0.4}, "mean", "mean of error"),
         ({"z": -0.4, "toward": -0.4}, "mean", "too small"),
         ({"toward": 0.4}, "toward", "too large"),
+        ({"weight": 0.3, "weighed": 0.54}, "weighed", "weighted by"),
     ],
 )
 def test_what_honest_arithmetic_does_not_do_is_found(
@@ -182,6 +183,14 @@ def test_what_honest_arithmetic_does_not_do_is_found(
     assert (found.oracle, found.outcome, found.counted) == ("statistics", "fail", True)
     # The same of a few rows says nothing.
     assert findings([verdict(rows=40.0, **sums)]) == []
+
+
+def test_a_weighed_mean_has_the_limit_of_as_many_rows_as_its_weights_are() -> None:
+    pool = only(verdict(weight=0.25, weighed=0.2, rows=ROWS))
+    assert pool.weighed == pytest.approx(math.sqrt(0.8))
+    assert pool.weighed_limit == pytest.approx(only(verdict(rows=ROWS / 4)).rms_limit)
+    # evidence of an earlier day has no weights, and no limit
+    assert only(verdict()).weighed_limit == math.inf
 
 
 def test_what_is_allowed_is_allowed() -> None:

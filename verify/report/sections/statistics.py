@@ -20,8 +20,8 @@ _COLUMNS = (
     "mean z",
     "mean z, signed",
     "within ±",
-    "verdict",
 )
+_WEIGHED = ("weighed", "at most")
 _NOTE = (
     "What no single case shows: errors that are each within their bound, and together too large"
     " or of one sign. z is the error in units of what the declared roundings predict, averaged"
@@ -33,20 +33,32 @@ _NOTE = (
     " declared is no failure: the declaration is too lenient, or the kernel was compared with"
     " itself."
 )
+_OF_WEIGHTS = (
+    " Weighed is the same where elements count by how much of what is predicted comes from errors"
+    " of P, or of dS: it hears errors of single weights."
+)
 
 
 def section(report: Report, beside: Beside) -> Section | None:
     """One row per variant, dtype and tensor whose rows were judged."""
-    rows = tuple(map(_row, report.get("pools", [])))
-    if not rows:
+    pools = report.get("pools", [])
+    if not pools:
         return None
-    blocks = (Paragraph(_NOTE, note=True), Table(_COLUMNS, rows))
-    return Section("Statistics of the campaign", "statistics", blocks)
+    weighed = any("weighed" in pool for pool in pools)
+    rows = tuple(_row(pool, weighed=weighed) for pool in pools)
+    columns = (*_COLUMNS, *(_WEIGHED if weighed else ()), "verdict")
+    note = Paragraph(_NOTE + (_OF_WEIGHTS if weighed else ""), note=True)
+    return Section("Statistics of the campaign", "statistics", (note, Table(columns, rows)))
 
 
-def _row(pool: PoolReport) -> Row:
+def _row(pool: PoolReport, *, weighed: bool) -> Row:
     verdict = Span("more accurate than declared") if pool["too_good"] else Span("pass", "good")
     verdict = Span("FAIL", "bad") if pool["failing"] else verdict
-    numbers = (pool["rms"], pool["rms_limit"], pool["mean"], pool["toward"], pool["mean_limit"])
+    numbers = [pool["rms"], pool["rms_limit"], pool["mean"], pool["toward"], pool["mean_limit"]]
+    cells: Row = tuple(map(Number, numbers))
+    if weighed and "weighed" in pool:
+        cells = (*cells, Number(pool["weighed"]), Number(pool["weighed_limit"]))
+    elif weighed:
+        cells = (*cells, "–", "–")
     name, tensor = Span(pool["variant"], "strong"), words.TENSORS[pool["tensor"]]
-    return name, pool["dtype"], tensor, count(pool["rows"]), *map(Number, numbers), verdict
+    return name, pool["dtype"], tensor, count(pool["rows"]), *cells, verdict
