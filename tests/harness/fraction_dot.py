@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 from verify.arithmetic.mma import Unit
 
@@ -25,6 +26,7 @@ Number = Fraction | str
 Term = tuple[Number, int | None, int]
 
 
+@lru_cache(1 << 16)
 def decoded(word: int, kind: str) -> tuple[Number, int, int]:
     """The value, the exponent and the sign bit of a bit pattern, by the format's definition."""
     exponent_bits, fraction_bits, ieee = LAYOUTS[kind]

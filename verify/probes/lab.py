@@ -60,13 +60,15 @@ class Lab:
         return hexadecimal(self._results(sums))
 
     def _results(self, sums: Sequence[Sum]) -> Tensor:
-        a, b = torch.zeros(2, len(sums), self.depth, dtype=torch.float64)
-        for row, one in enumerate(sums):
-            pairs = {
-                at: factors(value, self.operands) for at, value in one.products.items()
-            } | dict(one.pairs)
+        # Most experiments hold few values, many times.
+        values = dict.fromkeys(value for one in sums for value in one.products.values())
+        known = {value: factors(value, self.operands) for value in values}
+        left, right = ([[0.0] * self.depth for _ in sums] for _ in "ab")
+        for x_row, y_row, one in zip(left, right, sums, strict=True):
+            pairs = {at: known[value] for at, value in one.products.items()} | dict(one.pairs)
             for at, (x, y) in pairs.items():
-                a[row, at], b[row, at] = x, y
+                x_row[at], y_row[at] = x, y
+        a, b = torch.tensor([left, right], dtype=torch.float64).view(2, len(sums), self.depth)
         c = torch.tensor([one.c for one in sums], dtype=torch.float64)
         dtype = self.instruction.dtype
         return self.dot(_exact(a, dtype), _exact(b, dtype), _exact(c, self.result.torch))

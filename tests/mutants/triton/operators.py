@@ -108,13 +108,14 @@ def mutations(text: str, hosts: tuple[str, ...] = ()) -> list[Mutation]:
     }
     found: list[Mutation] = []
     for function in functions.values():
-        begin, last = source.span(function)
-        seen = {ast.dump(ast.parse(text[begin:last]))}
+        places = _places(source, function)
+        seen = {(begin, _shape(text[begin:last])) for begin, last in places}
         for node in _nodes(function):
             for operator in OPERATORS:
                 for kind, start, end, after in operator(source, node):
-                    try:  # the function alone: a whole file takes ten times as long
-                        shape = ast.dump(ast.parse(text[begin:start] + after + text[end:last]))
+                    begin, last = next(each for each in places if each[0] <= start < end <= each[1])
+                    try:
+                        shape = begin, _shape(text[begin:start] + after + text[end:last])
                     except SyntaxError:
                         continue
                     if shape in seen:
@@ -123,6 +124,25 @@ def mutations(text: str, hosts: tuple[str, ...] = ()) -> list[Mutation]:
                     line = text.count("\n", 0, start) + 1
                     found.append(Mutation(kind, function.name, line, start, end, after))
     return found
+
+
+def _places(source: _Source, function: ast.FunctionDef) -> list[tuple[int, int]]:
+    """Where the parts of a function begin and end that are parsed alone, since the whole takes ten
+    times as long: its simple statements, with their indents, each on lines of its own; and
+    the function, for what is in none of these."""
+    found = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            begin, last = source.span(node)
+            line = source.begins[node.lineno - 1]
+            if source.text[line:begin].isspace():
+                found.append((line, last))
+    return [*found, source.span(function)]
+
+
+def _shape(text: str) -> str:
+    """The syntax tree of a function or of an indented statement."""
+    return ast.dump(ast.parse(f"if True:\n{text}" if text[0] == " " else text))
 
 
 def _nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
