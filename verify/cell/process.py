@@ -60,6 +60,10 @@ __all__ = [
 _LARGEST_DEVICE = 1 << 50  # bytes; no device has more
 _BUDGET = 8  # a message of several launches begins none after this part of the deadline of one
 _LAST_WORDS = 1500  # characters of a dead process's output
+_READ = 32 << 10  # bytes of it in which its reason is looked for
+# What C++'s runtime writes of an exception that nobody catches; faulthandler's stacks follow, one
+# for each thread.
+_UNCAUGHT = re.compile(r"^(?:terminate called|\s+what\(\):).*$", re.MULTILINE)
 # faulthandler's list of loaded modules, which says nothing of the kernel
 _MODULES = re.compile(r"\nExtension modules: [^\n]*")
 _MOST_OUTPUT = 1 << 20  # bytes of its output that stay on the disk
@@ -366,7 +370,9 @@ class Cell:
         else:
             how = f"exited with status {status}"
         with contextlib.suppress(OSError):
-            written = _MODULES.sub("", self._output.end(2 * _LAST_WORDS))
-            output = visible(written[-_LAST_WORDS:]).strip()
-            return f"{how}\n{output}" if output else how
+            written = _MODULES.sub("", self._output.end(_READ))
+            last = written[-_LAST_WORDS:]
+            reasons = _UNCAUGHT.findall(written[: len(written) - len(last)])
+            said = (line[:_LAST_WORDS] for line in (*reasons[-2:], last))
+            return "\n".join(filter(None, (how, *(visible(text).strip() for text in said))))
         return how

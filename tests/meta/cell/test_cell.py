@@ -57,6 +57,14 @@ FATES = {
         "killed by SIGSEGV",
     ),
     "abort": ("os.abort()", "crash", "killed by SIGABRT"),
+    "abort with a reason before many stacks": (
+        "print(\"terminate called after throwing an instance of 'E'\\n  what():  no thread\\n\""
+        " + 300 * 'Thread 0x7f (most recent call first):\\n', file=sys.stderr, flush=True);"
+        " os.abort()",
+        "crash",
+        "killed by SIGABRT\nterminate called after throwing an instance of 'E'\n"
+        "what():  no thread\n",
+    ),
     "SIGKILL": (
         "os.kill(os.getpid(), signal.SIGKILL)",
         "crash",
