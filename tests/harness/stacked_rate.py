@@ -2,6 +2,7 @@
 computed together: `python -m tests.harness.stacked_rate FILE DTYPE SIBLINGS SECONDS [PROCESSES]`.
 With SIBLINGS such as "15x" the same cases are judged each alone.
 
+CPU time is the judge's alone; the steps' milliseconds, which do not add up to it, are wall clock.
 The judge is on the device that VERIFY_JUDGE_DEVICE names.  Every process judges drawn problems of
 the first variant of FILE, each with its siblings, until SECONDS are over.  With one process, the
 verdicts of its last group are compared with those of the same cases judged alone on the CPU.
@@ -57,7 +58,8 @@ def _measure(
 ) -> None:
     steps: Counter[str] = Counter()
     cases, failing, done = 0, 0, 0
-    begun, spent = time.monotonic(), time.process_time()
+    cell = judge.cells[target.declaration.path]
+    asked, begun, spent = cell._requests, time.monotonic(), time.process_time()
     while time.monotonic() - begun < seconds and done < len(problems):
         group = [problems[done], *siblings(target, problems[done])]
         done += 1
@@ -72,7 +74,8 @@ def _measure(
     print(
         f"judge on {device}, {count} siblings{', each alone' * apart}: {cases} cases,"
         f" {done} shapes, {failing} failing, {cases / wall:.1f} cases/s,"
-        f" {1e3 * spent / cases:.2f} ms of CPU a case ({told})",
+        f" {1e3 * spent / cases:.2f} ms of CPU a case,"
+        f" {(cell._requests - asked) / cases:.3f} messages a case ({told})",
         flush=True,
     )
 
