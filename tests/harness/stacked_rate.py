@@ -10,6 +10,7 @@ verdicts of its last group are compared with those of the same cases judged alon
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -84,8 +85,8 @@ def _apart(judge: Judge, target: Target, problems: list[Problem]) -> str:
     """How the verdicts of some groups differ from those of each case alone, on the CPU."""
     count, far, other = 0, 0.0, 0
     asked = os.environ.get(JUDGE_DEVICE)
-    for problem in problems[:_COMPARED]:
-        group = [problem, *siblings(target, problem)]
+    groups = ([problem, *siblings(target, problem)] for problem in problems)
+    for group in itertools.islice((each for each in groups if len(each) > 1), _COMPARED):
         together = list(judge.judge_together(target, group))
         os.environ[JUDGE_DEVICE] = "cpu"
         alone = [judge.judge(target, each) for each in group]
