@@ -2,6 +2,7 @@
 computed together: `python -m tests.harness.stacked_rate FILE DTYPE SIBLINGS SECONDS [PROCESSES]`.
 With SIBLINGS such as "15x" the same cases are judged each alone.
 
+CPU time is the judge's alone; the steps' milliseconds, which do not add up to it, are wall clock.
 The judge is on the device that VERIFY_JUDGE_DEVICE names.  Every process judges drawn problems of
 the first variant of FILE, each with its siblings, until SECONDS are over.  With one process, the
 verdicts of its last group are compared with those of the same cases judged alone on the CPU.
@@ -9,6 +10,7 @@ verdicts of its last group are compared with those of the same cases judged alon
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -57,7 +59,8 @@ def _measure(
 ) -> None:
     steps: Counter[str] = Counter()
     cases, failing, done = 0, 0, 0
-    begun, spent = time.monotonic(), time.process_time()
+    cell = judge.cells[target.declaration.path]
+    asked, begun, spent = cell._requests, time.monotonic(), time.process_time()
     while time.monotonic() - begun < seconds and done < len(problems):
         group = [problems[done], *siblings(target, problems[done])]
         done += 1
@@ -72,7 +75,8 @@ def _measure(
     print(
         f"judge on {device}, {count} siblings{', each alone' * apart}: {cases} cases,"
         f" {done} shapes, {failing} failing, {cases / wall:.1f} cases/s,"
-        f" {1e3 * spent / cases:.2f} ms of CPU a case ({told})",
+        f" {1e3 * spent / cases:.2f} ms of CPU a case,"
+        f" {(cell._requests - asked) / cases:.3f} messages a case ({told})",
         flush=True,
     )
 
@@ -81,8 +85,8 @@ def _apart(judge: Judge, target: Target, problems: list[Problem]) -> str:
     """How the verdicts of some groups differ from those of each case alone, on the CPU."""
     count, far, other = 0, 0.0, 0
     asked = os.environ.get(JUDGE_DEVICE)
-    for problem in problems[:_COMPARED]:
-        group = [problem, *siblings(target, problem)]
+    groups = ([problem, *siblings(target, problem)] for problem in problems)
+    for group in itertools.islice((each for each in groups if len(each) > 1), _COMPARED):
         together = list(judge.judge_together(target, group))
         os.environ[JUDGE_DEVICE] = "cpu"
         alone = [judge.judge(target, each) for each in group]
