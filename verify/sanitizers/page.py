@@ -146,7 +146,8 @@ def copies(account: Account) -> tuple[doc.Block, ...]:
             if one.get("copy_of"):
                 caught = found.setdefault((one["variant"], one["about"]), [])
                 hangs = " (it hangs)" if one.get("hangs") else ""
-                of = "" if run_ is account else f" of {tool_version(run_, one['tool'])}"
+                version = tool_version(run_, one["tool"])
+                of = "" if version == tool_version(account, one["tool"]) else f" of {version}"
                 caught += [one["tool"] + of + hangs] * (one["record"] is not None or bool(hangs))
     rows = tuple(
         (

@@ -118,6 +118,22 @@ def test_other_versions_of_a_tool_are_counted_apart_and_shown() -> None:
     assert [one["run"] for one in later.get("further", [])] == ["newer", "triton"]
 
 
+def test_a_copy_names_the_version_of_a_tool_where_it_is_another_one() -> None:
+    def run(name: str, **changed: Any) -> Account:
+        found = [
+            {**planted("planted-copy", tool, "caught", "faulty", holds=True), "copy_of": "shipped"}
+            for tool in ("racecheck", "skew")
+        ]
+        caught = [{**one, "record": {"kind": "hazard"}} for one in found]
+        return account(name, planted=caught, **changed)
+
+    newer = run("newer", sanitizer="2026.4.0.0")
+    told = run("now", further=[run("same"), newer])
+    (table,) = page.copies(told)
+    said = str(table)
+    assert "'racecheck, 2 runs, skew, 3 runs, racecheck of compute-sanitizer 2026.4.0.0'" in said
+
+
 def test_a_run_of_the_same_tools_is_shown_if_it_tried_another_kernel() -> None:
     tried = {"variant": "shipped", "family": "ptx", "source_hash": "a", "config": "c"}
     tried |= {"dtype": "float16", "tool": "racecheck", "outcome": "clean", "cases": {}}
