@@ -254,7 +254,6 @@ BUILDS = {
     "d128": (LARGE, "bfloat16", 128),
     "d160": (SMALL, "float16", 160),
     "d192": (TALL, "bfloat16", 192),
-    "d224": (TALL, "float16", 224),
     "d256": (SMALL, "bfloat16", 256),
 }
 """Every config, pieces of 32 and of 64 columns, and the head dims above 128."""
