@@ -105,6 +105,11 @@ def backward(
 ) -> None:
     """dQ, dK and dV from O and natural LSE; raises `Unsupported`."""
     SUPPORT.check_backward(args, saved, dout, gradients)
+    with torch.cuda.device_of(args.q):  # DLPack hands out tensors of the current device alone
+        _backward(args, saved, dout, gradients)
+
+
+def _backward(args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients) -> None:
     group, heads = args.heads_q // args.heads_kv, args.batch * args.heads_kv
     if heads > GRID:
         raise Unsupported("batch", f"{heads} key heads in all are more than {GRID}")

@@ -139,6 +139,11 @@ def _block_mask(low: Tensor, high: Tensor, seqlen_kv: int) -> flex.BlockMask:
 def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
     """O and natural LSE by compiled flex_attention; raises `Unsupported`."""
     SUPPORT.check(args, out)
+    with torch.cuda.device_of(args.q):  # DLPack hands out tensors of the current device alone
+        _forward(args, out, lse)
+
+
+def _forward(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> None:
     assert lse is not None
     group, heads = args.heads_q // args.heads_kv, args.batch * args.heads_kv
     if heads > GRID:

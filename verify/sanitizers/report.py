@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from verify.bundle import ROOT
 from verify.document import terminal
+from verify.evidence.strict_json import dumps
 from verify.sanitizers import account, counts, exports, page
 from verify.sanitizers.account import (
     SCHEMA_VERSION,
@@ -121,7 +121,7 @@ def write_account(data: Account, folder: Path) -> list[Path]:
 
 
 def _json(data: object) -> str:
-    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    return dumps(data, depth=2) + "\n"
 
 
 def tables(run: LaneRun) -> tuple[Table, Table]:
