@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, HEAD_DIM <= 64 && BLOCK_M
     };
     multiply(load_qk, operand_q, operand_k, scores);
 
-    // The largest score has the largest sum if that has the scale's sign; by 0 all scores are equal.
+    // The largest score has the largest sum if that has the sign of the scale; by 0 all are equal.
     if (a.q_factor != 1.0f) {
       CUTE_UNROLL
       for (int i = 0; i < size(scores); ++i) {
