@@ -92,7 +92,7 @@ def test_honest_forwards_stay_inside(kernel: Kernel) -> None:
     assert found.failing() == set()
     assert 0.1 < found.pools["out"].rms < 0.5
     assert 0.1 < found.pools["out"].weighed < 0.5
-    assert found.pools["out"].slack < 0.45
+    assert found.pools["out"].slack < 0.5  # more is random than has one sign
     assert abs(found.pools["out"].mean) < 0.02
 
 
