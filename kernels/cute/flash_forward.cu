@@ -9,6 +9,8 @@
 #include "intervals.cuh"
 #include "softmax.cuh"
 
+#include "fused_softmax.cuh"
+
 using namespace cute;
 using namespace tiles;
 using namespace intervals;
@@ -143,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, HEAD_DIM <= 64 && BLOCK_M
         }
       }
     }
-    online_softmax_of_sums<kLazy>(x, o, a.scale_log2, row_max, row_sum);
+    fused_online_softmax<kLazy>(x, o, a.scale_log2, row_max, row_sum);
     to_left_operand(rounded(scores), operand_p);
 
     cp_async_wait<1>();

@@ -99,7 +99,7 @@ UNDEFS
 
 
 # Those that a build's macros change, that faults do, or that use a build's own types.
-HEADERS = ("tiles.cuh", "intervals.cuh", "softmax.cuh")
+HEADERS = ("tiles.cuh", "intervals.cuh", "softmax.cuh", "fused_softmax.cuh")
 # Where element (row, column) of a tile of 32 rows lies.
 PLACES = """
 namespace NAME {

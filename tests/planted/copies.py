@@ -141,7 +141,7 @@ SHIPPED: list[tuple[Variant, Tiling | None]] = [
         for module in MODULES
         for variant in getattr(module, "VARIANTS", None) or [module.VARIANT]
     ),
-    (flash_forward.VARIANT, None),
+    *((variant, None) for variant in flash_forward.VARIANTS),
     (hopper_forward.VARIANT, None),
     *((variant, None) for variant in hopper_fp8_forward.VARIANTS),
     *((variant, None) for variant in flash_backward.VARIANTS),

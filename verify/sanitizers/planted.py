@@ -55,6 +55,7 @@ COPIED = {
     },
     "split-q-fp8": "ptx-split-q-fp8",
     "cute": "cute-flash-forward",
+    "cute-d64": "cute-flash-forward-d64",
     **{
         name: name
         for name in (

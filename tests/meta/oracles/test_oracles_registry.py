@@ -94,4 +94,5 @@ def test_every_oracle_is_tried_here() -> None:
         "concerns",
         "rank",
         "launches",
+        "together",
     }

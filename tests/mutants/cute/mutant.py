@@ -9,7 +9,7 @@ from tests.mutants.mutant import in_turn
 # A file of kernels/cute, and how many of its mutants are chosen.
 GROUNDS = {
     "kernels/cute/flash_forward.cu": 40,
-    "kernels/cute/softmax.cuh": 25,
+    "kernels/cute/fused_softmax.cuh": 25,
     "kernels/cute/intervals.cuh": 20,
     "kernels/cute/tiles.cuh": 15,
 }
