@@ -39,7 +39,7 @@ class Queue:
             self._left[name] = deque(tuple(mutants[n : n + together]) for n in starts)
 
     def __len__(self) -> int:
-        """Batches that nobody has taken."""
+        """The number of batches that are left."""
         return sum(map(len, self._left.values()))
 
     def take(self, last: str | None) -> tuple[str, Batch] | None:

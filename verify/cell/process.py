@@ -61,8 +61,8 @@ _LARGEST_DEVICE = 1 << 50  # bytes; no device has more
 _BUDGET = 8  # a message of several launches begins none after this part of the deadline of one
 _LAST_WORDS = 1500  # characters of a dead process's output
 _READ = 32 << 10  # bytes of it in which its reason is looked for
-# What C++'s runtime writes of an exception that nobody catches; faulthandler's stacks follow, one
-# for each thread.
+# C++'s runtime writes these lines when an exception ends the process.  faulthandler's stacks, one
+# for each thread, follow.
 _UNCAUGHT = re.compile(r"^(?:terminate called|\s+what\(\):).*$", re.MULTILINE)
 # faulthandler's list of loaded modules, which says nothing of the kernel
 _MODULES = re.compile(r"\nExtension modules: [^\n]*")

@@ -39,6 +39,7 @@ from verify.judging.launch import Launch
 from verify.judging.stacked import stacked, together
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
+from verify.problem import Problem
 from verify.problem.visibility import live_rows, measurable, visible_range
 from verify.tolerance.arithmetic import FP32_MAX
 from verify.tolerance.resolution import resolve
@@ -70,15 +71,12 @@ def judge(trial: Trial) -> Ruling:
     known = trial.notes.get(_NOTE)
     if isinstance(known, _Between) and known.run is run:
         return Ruling(measures={"convexity_r": 0.0})
-    per_head = (p.batch, p.heads_kv, p.group, p.seqlen_q)
-    live = live_rows(p).reshape(*per_head, 1)
-    low, high = (x[:, :, None] for x in visible_range(p, trial.expanded[2]))
+    got, low, high, live = _by_key_head(p, trial.expanded[2], run.out)
     # nearly always true, and then no slack is needed
-    if _between(run.out.view(*per_head, p.head_dim_v), low, high, live, 1)[0]:
+    if _between(got, low, high, live, 1)[0]:
         return Ruling(measures={"convexity_r": 0.0})
-    got = run.out.view(*per_head, p.head_dim_v).double()
-    low, high = low.double(), high.double()
-    off, asked = _slack(trial, torch.maximum(low.abs(), high.abs()), per_head)
+    got, low, high = got.double(), low.double(), high.double()
+    off, asked = _slack(trial, torch.maximum(low.abs(), high.abs()))
     asked = asked & live
     outside = torch.maximum(low - got, got - high).clamp(min=0.0)
     # A number that is too large for the output becomes an infinity of the same sign.
@@ -109,15 +107,20 @@ def ask_together(stack: Sequence[Trial]) -> None:
     """Note of launched cases of one shape whether every element lies between the limits; each of
     the others has to be judged alone."""
     p = stacked([trial.problem for trial in stack])
-    per_head = (p.batch, p.heads_kv, p.group, p.seqlen_q)
-    live = live_rows(p).reshape(*per_head, 1)
     v = together([trial.expanded[2] for trial in stack])
-    low, high = (x[:, :, None] for x in visible_range(p, v))
     out = together([trial.first.outputs["out"] for trial in stack])
-    between = _between(out.view(*per_head, p.head_dim_v), low, high, live, len(stack))
+    between = _between(*_by_key_head(p, v, out), len(stack))
     for trial, own in zip(stack, between, strict=True):
         if own:
             trial.notes[_NOTE] = _Between(trial.first)
+
+
+def _by_key_head(p: Problem, v: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """O, its limits and its live rows, (batch, heads_kv, group, seqlen_q, ...); of the limits, the
+    query heads of a group share one."""
+    per_head = _per_head(p)
+    low, high = (x[:, :, None] for x in visible_range(p, v))
+    return out.view(*per_head, p.head_dim_v), low, high, live_rows(p).reshape(*per_head, 1)
 
 
 def _between(got: Tensor, low: Tensor, high: Tensor, live: Tensor, cases: int) -> list[bool]:
@@ -132,12 +135,14 @@ def _between(got: Tensor, low: Tensor, high: Tensor, live: Tensor, cases: int) -
     return found.tolist()
 
 
-def _slack(
-    trial: Trial, size: Tensor, per_head: tuple[int, int, int, int]
-) -> tuple[Tensor, Tensor]:
+def _per_head(p: Problem) -> tuple[int, int, int, int]:
+    return p.batch, p.heads_kv, p.group, p.seqlen_q
+
+
+def _slack(trial: Trial, size: Tensor) -> tuple[Tensor, Tensor]:
     """Return the allowed error of an average of V whose magnitudes are at most `size` (0 where V is
     0), and the elements that are judged."""
-    p = trial.problem
+    p, per_head = trial.problem, _per_head(trial.problem)
     a = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
     q, k, _ = trial.expanded
     slack = forward_slack(p, a, reach(p, q, k), trial.expanded)
