@@ -42,6 +42,15 @@ from torch import Tensor
 
 from kernels.cuda.family import LOG2_E, Launch, Strided, check_config, check_room, loaded
 from kernels.cute import flash_forward
+from kernels.cute.family import (
+    ELEMENTS,
+    HEAD_DIMS,
+    STAGES,
+    SUPPORT,
+    WARPS,
+    available,
+    compilable,
+)
 from kernels.cute.flash_backward_walks import (
     KEYS,
     KEYS_ALONE,
@@ -54,7 +63,6 @@ from kernels.cute.flash_backward_walks import (
     sums_launch,
     walk_launch,
 )
-from kernels.cute.flash_forward import ELEMENTS, STAGES, WARPS, available, compilable
 from kernels.masks import MaskBuild, mask_build, mask_tables
 from verify.cuda.compile import build_of, device_arch
 from verify.cuda.compile import launch as launch_kernel
@@ -76,8 +84,6 @@ from verify.variant import (
     Workspace,
     arch_named,
 )
-
-HEAD_DIMS = flash_forward.HEAD_DIMS
 
 
 class SumArguments(ctypes.Structure):
@@ -296,8 +302,6 @@ CONFIGS = (
 
 _SMALL, _LARGE = CONFIGS
 _WIDE_BUILDS = ((_SMALL, "float16", 256), (_SMALL, "bfloat16", 160))
-
-SUPPORT = flash_forward.SUPPORT
 
 NUMERICS = GradientNumerics(
     products=GradientProducts(operands="input", instruction="mma.sync"),

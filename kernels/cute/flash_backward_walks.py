@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.cuda.family import Launch
-from kernels.cute.flash_forward import ELEMENTS, STAGES, WARPS, cute_source
+from kernels.cute.family import ELEMENTS, STAGES, WARPS, cute_source
 from verify.cuda.compile import Source
 from verify.variant import Config
 

@@ -50,91 +50,26 @@ CUTLASS_PATH, or of the package nvidia-cutlass.
 
 from __future__ import annotations
 
-import importlib.util
-import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from kernels.cuda.family import Family, Launch
-from kernels.ptx.tiling import MASKS, wide_scaling
-from verify.cuda.compile import (
-    CompileError,
-    Source,
+from kernels.cute.family import (
+    CONTRACT,
+    ELEMENTS,
+    HEAD_DIMS,
+    NUMERICS,
+    STAGES,
+    SUPPORT,
+    WARPS,
+    available,
+    compilable,
+    cute_source,
 )
-from verify.cuda.compile import available as cuda_available
-from verify.cuda.compile import compilable as cuda_compilable
-from verify.cuda.toolkit import includes as toolkit_includes
-from verify.variant import (
-    STRIDED,
-    Build,
-    Config,
-    Contract,
-    Maximum,
-    Numerics,
-    Order,
-    Output,
-    Products,
-    RowSum,
-    Softmax,
-    Support,
-    Variant,
-    arch_named,
-)
-
-WARPS = 4
-STAGES = 2
-HEAD_DIMS = tuple(range(32, 257, 32))
-ELEMENTS = {"float16": "half_t", "bfloat16": "bfloat16_t"}
-
-
-def headers() -> Path | None:
-    """The directory that holds cute/ and cutlass/: of CUTLASS_PATH, itself or its include/, else of
-    nvidia-cutlass."""
-    chosen = os.environ.get("CUTLASS_PATH")
-    roots = [Path(chosen), Path(chosen) / "include"] if chosen else []
-    package = importlib.util.find_spec("cutlass_library")
-    for location in package.submodule_search_locations or () if package is not None else ():
-        roots.append(Path(location) / "source" / "include")
-    return next((root for root in roots if (root / "cute" / "tensor.hpp").is_file()), None)
-
-
-def available() -> str | None:
-    """Why this variant cannot run here, or None."""
-    return cuda_available() or _headers_missing()
-
-
-def compilable() -> str | None:
-    """Why it cannot be compiled here, or None."""
-    return cuda_compilable() or _headers_missing()
-
-
-def _headers_missing() -> str | None:
-    if headers() is None:
-        return (
-            "no CuTe headers: set CUTLASS_PATH, or install nvidia-cutlass without its dependencies"
-        )
-    if not any(
-        (directory / "cuda" / "std" / "limits").is_file() for directory in toolkit_includes()
-    ):
-        return "no CCCL headers, which CuTe includes: install nvidia-cuda-cccl"
-    return None
-
-
-def cute_source(path: Path, entry: str, defines: Mapping[str, object]) -> Source:
-    """A build of a source that includes CuTe; raises CompileError where headers are missing."""
-    directory, missing = headers(), _headers_missing()
-    if directory is None or missing is not None:
-        raise CompileError(missing or "")
-    return Source(
-        path,
-        entry,
-        defines=tuple((name, str(value)) for name, value in defines.items()),
-        includes=(directory,),
-        # CuTe leaves many a constexpr function without __device__.
-        options=(("device_as_default_execution_space", True),),
-    )
+from kernels.ptx.tiling import wide_scaling
+from verify.cuda.compile import Source
+from verify.variant import STRIDED, Build, Config, Variant, arch_named
 
 
 def source(config: Config, dtype: str, head_dim: int) -> Source:
@@ -218,18 +153,6 @@ _BUILDS = (
 )
 _BUILDS_D64 = ((*CONFIGS_D64, "float16", 64), (*CONFIGS_D64, "bfloat16", 32))
 
-SUPPORT = Support(
-    dtypes=tuple(ELEMENTS),
-    head_dims=HEAD_DIMS,
-    masks=MASKS,
-    intersections=True,
-    grouped_heads=True,
-    min_seqlen=0,
-    layouts="aligned",
-    devices=("cuda",),
-    capability=(8, 0),
-)
-
 FAMILY = Family(
     configs=CONFIGS,
     support=SUPPORT,
@@ -251,28 +174,8 @@ VARIANT = Variant(
     forward=FAMILY.forward,
     configs=CONFIGS,
     support=SUPPORT,
-    numerics=Numerics(
-        products=Products(operands="input", instruction="mma.sync", accumulator="float32"),
-        softmax=Softmax(
-            scores="float32",
-            exp="ex2.approx",
-            maximum=Maximum(key_order="ascending"),
-            # a row's columns lie in four neighbouring lanes
-            row_sum=RowSum(lanes=4, apart=True, lse="log2"),
-        ),
-        output=Output(probability="input"),
-        order=Order(head_dim="ascending"),  # `multiply` takes one step of head_dim after another
-    ),
-    contract=Contract(
-        lse="natural",
-        empty_row_out=0.0,
-        empty_row_lse=-math.inf,
-        deterministic=True,
-        # NaN in V at a key that a row of the tile sees reaches, as 0 * NaN in P V, the rows of that
-        # tile that do not.
-        masked_values="finite",
-        batch_invariant=True,
-    ),
+    numerics=NUMERICS,
+    contract=CONTRACT,
     available=available,
     compilable=compilable,
     builds=builds,

@@ -22,13 +22,7 @@ CUTE_DEVICE void fused_online_softmax(X& x, O& o, float factor, Statistic& row_m
                                       Statistic& row_sum) {
   CUTE_UNROLL
   for (int r = 0; r < size<0>(x); ++r) {
-    float largest = row_max(r);
-    CUTE_UNROLL
-    for (int c = 0; c < size<1>(x); ++c) {
-      largest = fmaxf(largest, x(r, c));
-    }
-    largest = fmaxf(largest, ptx::shfl_bfly(largest, 1));
-    largest = fmaxf(largest, ptx::shfl_bfly(largest, 2));
+    float largest = largest_of(x, r, row_max(r));
     float shift = largest == -kInfinity ? 0.0f : __fmul_rn(factor, largest);
     float alpha = ptx::ex2(__fsub_rn(__fmul_rn(factor, row_max(r)), shift));
     float sum = 0.0f;

@@ -67,8 +67,7 @@ from kernels.cuda.family import (
     check_room,
     loaded,
 )
-from kernels.cute import flash_forward
-from kernels.cute.flash_forward import ELEMENTS, cute_source
+from kernels.cute import family
 from kernels.cute.hopper_maps import MAP_ALIGNMENT, MAP_BYTES, aligned, encode, tensor_map
 from kernels.masks import MaskBuild, mask_build, mask_tables
 from verify.cuda.compile import Source, build_of, device_arch
@@ -78,6 +77,7 @@ from verify.variant import (
     AttentionArgs,
     Build,
     Config,
+    Variant,
     Workspace,
     arch_named,
 )
@@ -242,7 +242,7 @@ def source(config: Config, dtype: str, head_dim: int) -> Source:
     """One build of hopper_forward.cu; raises CompileError where headers are missing."""
     room = Room.of(config, head_dim)
     defines = {
-        "ELEMENT": ELEMENTS[dtype],
+        "ELEMENT": family.ELEMENTS[dtype],
         "HEAD_DIM": head_dim,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
@@ -251,7 +251,7 @@ def source(config: Config, dtype: str, head_dim: int) -> Source:
         "PERSISTENT": option(config, "persistent", head_dim),
         "OVERLAP": option(config, "overlap", head_dim),
     }
-    return cute_source(Path(__file__).with_suffix(".cu"), "hopper_forward", defines)
+    return family.cute_source(Path(__file__).with_suffix(".cu"), "hopper_forward", defines)
 
 
 def launch(config: Config, dtype: str, head_dim: int, kind: str, storage: str = STRIDED) -> Launch:
@@ -292,7 +292,7 @@ def further_configs() -> dict[str, Config]:
 
 
 SUPPORT = replace(
-    flash_forward.SUPPORT,
+    family.SUPPORT,
     head_dims=HEAD_DIMS,
     capability=(9, 0),
     max_capability=(9, 0),
@@ -311,16 +311,18 @@ FAMILY = Hopper(
 )
 
 # Its arithmetic and its promises are those of the forward for every architecture, but for the unit.
-VARIANT = replace(
-    flash_forward.VARIANT,
+VARIANT = Variant(
     name="cute-hopper-forward",
+    family="cute",
     forward=FAMILY.forward,
     configs=CONFIGS,
     support=SUPPORT,
     numerics=replace(
-        flash_forward.VARIANT.numerics,
-        products=replace(flash_forward.VARIANT.numerics.products, instruction="wgmma"),
+        family.NUMERICS, products=replace(family.NUMERICS.products, instruction="wgmma")
     ),
+    contract=family.CONTRACT,
+    available=family.available,
+    compilable=family.compilable,
     builds=builds,
     head_dim_buckets=HEAD_DIMS,
 )

@@ -58,7 +58,7 @@ from torch import Tensor
 
 from kernels.cuda.family import Family, Launch
 from kernels.cute import hopper_forward
-from kernels.cute.flash_forward import cute_source
+from kernels.cute.family import cute_source
 from kernels.cute.hopper_forward import BLOCKS, WARPGROUPS, Hopper, option, slots
 from kernels.masks import MaskBuild
 from verify.cuda.compile import Source

@@ -60,13 +60,7 @@ template <class X, class O, class Statistic>
 CUTE_DEVICE void weigh(X& x, O& o, float factor, Statistic& row_max, Statistic& row_sum) {
   CUTE_UNROLL
   for (int r = 0; r < size<0>(x); ++r) {
-    float largest = row_max(r);
-    CUTE_UNROLL
-    for (int c = 0; c < size<1>(x); ++c) {
-      largest = fmaxf(largest, x(r, c));
-    }
-    largest = fmaxf(largest, ptx::shfl_bfly(largest, 1));
-    largest = fmaxf(largest, ptx::shfl_bfly(largest, 2));
+    float largest = softmax::largest_of(x, r, row_max(r));
     // While a row has seen no key, the maximum is -inf: subtract 0 instead, since -inf - -inf is
     // NaN.
     float most = largest == -softmax::kInfinity ? 0.0f : largest;

@@ -18,18 +18,24 @@ using namespace cute;
 
 constexpr float kInfinity = cuda::std::numeric_limits<float>::infinity();
 
+// The maximum of row r of x and of `so_far`, in all four lanes.
+template <class X>
+CUTE_DEVICE float largest_of(X const& x, int r, float so_far) {
+  float largest = so_far;
+  CUTE_UNROLL
+  for (int c = 0; c < size<1>(x); ++c) {
+    largest = fmaxf(largest, x(r, c));
+  }
+  largest = fmaxf(largest, ptx::shfl_bfly(largest, 1));
+  return fmaxf(largest, ptx::shfl_bfly(largest, 2));
+}
+
 // One block of scores x, log2-scaled and masked, becomes p; the statistics and o follow.
 template <class X, class O, class Statistic>
 CUTE_DEVICE void online_softmax(X& x, O& o, Statistic& row_max, Statistic& row_sum) {
   CUTE_UNROLL
   for (int r = 0; r < size<0>(x); ++r) {
-    float largest = row_max(r);
-    CUTE_UNROLL
-    for (int c = 0; c < size<1>(x); ++c) {
-      largest = fmaxf(largest, x(r, c));
-    }
-    largest = fmaxf(largest, ptx::shfl_bfly(largest, 1));
-    largest = fmaxf(largest, ptx::shfl_bfly(largest, 2));
+    float largest = largest_of(x, r, row_max(r));
     // While a row has seen no key, the maximum is -inf: subtract 0 instead, since -inf - -inf is
     // NaN.
     float shift = largest == -kInfinity ? 0.0f : largest;

@@ -19,6 +19,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from kernels.cuda.family import Launch
+from kernels.cute import family
 from kernels.cute import flash_forward as kernel
 from kernels.masks import mask_build, mask_tables
 from tests.harness.cute_faults import FAULTS
@@ -37,7 +38,7 @@ from verify.variant import AttentionArgs, Config
 HOST = ROOT / "tests" / "harness" / "cuda_host"
 SOURCE = Path(kernel.__file__).with_suffix(".cu")
 has_headers = pytest.mark.skipif(
-    kernel.headers() is None, reason="no CuTe headers: pip install --no-deps nvidia-cutlass"
+    family.headers() is None, reason="no CuTe headers: pip install --no-deps nvidia-cutlass"
 )
 has_host = pytest.mark.skipif(
     shutil.which("g++") is None or not toolkit_includes(), reason="no g++, or no CUDA headers"
@@ -283,7 +284,7 @@ def compiled_program(
 
     patch: called with CuTe's headers and the folder, where it puts further headers of its own.
     """
-    headers = kernel.headers()
+    headers = family.headers()
     assert headers is not None
     patch_atoms(headers / "cute" / "arch", folder / "cute" / "arch")
     patch(headers, folder)
@@ -307,7 +308,7 @@ def compiler_options() -> tuple[str, ...]:
 
 def include_folders(first: Path) -> tuple[Path, ...]:
     """Where such a program finds headers: there, then those of the host, the kernels and CuTe."""
-    headers = kernel.headers()
+    headers = family.headers()
     assert headers is not None
     return (first, HOST, SOURCE.parent, ROOT / "kernels" / "cuda", headers, *toolkit_includes())
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.cute import family, flash_forward
 from kernels.cute import flash_backward as kernel
-from kernels.cute import flash_forward
 from tests.harness.cute_host import has_headers
 from tests.planted import copies
 from verify.cuda.compile import CompileError, compilable
@@ -70,7 +70,7 @@ def test_every_budget_is_of_a_build() -> None:
     assert set(kernel.SPILL_BUDGETS) <= names
 
 
-@pytest.mark.parametrize("head_dim", kernel.HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", family.HEAD_DIMS)
 @pytest.mark.parametrize("variant", kernel.VARIANTS, ids=lambda variant: variant.name)
 @has_headers
 def test_shared_memory_fits_every_architecture(variant: Variant, head_dim: int) -> None:
@@ -81,7 +81,7 @@ def test_shared_memory_fits_every_architecture(variant: Variant, head_dim: int) 
 
 
 def test_every_gradient_is_of_one_walk() -> None:
-    for head_dim in kernel.HEAD_DIMS:
+    for head_dim in family.HEAD_DIMS:
         for variant in kernel.VARIANTS:
             walks = walks_of(variant).of(head_dim)
             atomic = variant is kernel.ATOMIC
@@ -92,7 +92,7 @@ def test_every_gradient_is_of_one_walk() -> None:
 
 
 def test_without_headers_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash_forward, "headers", lambda: None)
+    monkeypatch.setattr(family, "headers", lambda: None)
     with pytest.raises(CompileError, match="CUTLASS_PATH"):
         kernel.walk_launch(kernel.KEYS, SMALL, "float16", 64)
 
@@ -132,7 +132,7 @@ def test_what_saves_the_log_sum_exp_takes_all_that_the_backward_does() -> None:
         assert variant.saver is flash_forward.VARIANT
         assert variant.saver.support == variant.support
         assert variant.saved_config in variant.saver.configs
-        for head_dim in kernel.HEAD_DIMS:
+        for head_dim in family.HEAD_DIMS:
             assert flash_forward.shared_bytes(variant.saved_config, head_dim) <= 99 * 1024
 
 
@@ -150,7 +150,7 @@ def test_the_sums_of_rows_do_not_spill() -> None:
     builds = [b for b in kernel.VARIANT.builds("sm_80") if b.name.startswith("row_sums")]
     for build in builds:
         assert not list(build.broken(build.compile().resources, None))
-    assert len(builds) == len(kernel.ELEMENTS)
+    assert len(builds) == len(family.ELEMENTS)
 
 
 @has_headers

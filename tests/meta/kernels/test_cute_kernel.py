@@ -21,6 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.cute import family
 from kernels.cute import flash_forward as kernel
 from kernels.masks import mask_build
 from references.masks import parse_mask
@@ -63,9 +64,9 @@ def arguments(problem: Problem, config: Config = SMALL) -> AttentionArgs:
 def test_every_head_dim_is_built_for_hopper_and_two_elsewhere() -> None:
     names = {arch: [build.name for build in kernel.builds(arch)] for arch in compiled_archs()}
     hopper = names["sm_90a"]
-    assert {name.rpartition("-d")[2] for name in hopper} == {str(d) for d in kernel.HEAD_DIMS}
+    assert {name.rpartition("-d")[2] for name in hopper} == {str(d) for d in family.HEAD_DIMS}
     for config in kernel.CONFIGS:
-        for dtype in kernel.ELEMENTS:
+        for dtype in family.ELEMENTS:
             assert any(name.startswith(f"{config.name}-{dtype}-") for name in hopper)
     for arch, chosen in names.items():
         assert chosen[:2] == hopper[:2]
@@ -75,7 +76,7 @@ def test_every_head_dim_is_built_for_hopper_and_two_elsewhere() -> None:
     assert kernel.builds("sm_75") == []
 
 
-@pytest.mark.parametrize("head_dim", kernel.HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", family.HEAD_DIMS)
 @pytest.mark.parametrize("config", kernel.CONFIGS, ids=lambda config: config.name)
 def test_shared_memory_fits_its_architectures(config: Config, head_dim: int) -> None:
     made = kernel.launch(config, "float16", head_dim, "")
@@ -152,39 +153,39 @@ def test_cutlass_path_comes_first(
     (tmp_path / inside / "cute").mkdir(parents=True)
     (tmp_path / inside / "cute" / "tensor.hpp").touch()
     monkeypatch.setenv("CUTLASS_PATH", str(tmp_path))
-    assert kernel.headers() == tmp_path / inside
+    assert family.headers() == tmp_path / inside
 
 
 def test_a_cutlass_path_without_headers_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUTLASS_PATH", raising=False)
-    package = kernel.headers()
+    package = family.headers()
     monkeypatch.setenv("CUTLASS_PATH", str(tmp_path))
-    assert kernel.headers() == package
+    assert family.headers() == package
 
 
 def test_without_headers_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUTLASS_PATH", raising=False)
-    monkeypatch.setattr(kernel.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(kernel, "cuda_available", lambda: None)
-    assert "CUTLASS_PATH" in (kernel.available() or "")
+    monkeypatch.setattr(family.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(family, "cuda_available", lambda: None)
+    assert "CUTLASS_PATH" in (family.available() or "")
     with pytest.raises(CompileError, match="CUTLASS_PATH"):
         kernel.builds("sm_90a")[0].compile()
-    monkeypatch.setattr(kernel, "cuda_available", lambda: "no CUDA device")
-    assert kernel.available() == "no CUDA device"
+    monkeypatch.setattr(family, "cuda_available", lambda: "no CUDA device")
+    assert family.available() == "no CUDA device"
 
 
 def test_without_cccl_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "cuda_available", lambda: None)
-    monkeypatch.setattr(kernel, "headers", lambda: tmp_path)
-    monkeypatch.setattr(kernel, "toolkit_includes", lambda: (tmp_path,))
-    assert "nvidia-cuda-cccl" in (kernel.available() or "")
+    monkeypatch.setattr(family, "cuda_available", lambda: None)
+    monkeypatch.setattr(family, "headers", lambda: tmp_path)
+    monkeypatch.setattr(family, "toolkit_includes", lambda: (tmp_path,))
+    assert "nvidia-cuda-cccl" in (family.available() or "")
 
 
 def test_a_stored_transpose_it_refuses() -> None:
     problem = Problem.parse("sq=4,skv=4,dtype=float16,d=64,lk=transposed.p64")
-    refusal = kernel.SUPPORT.refusal(problem)
+    refusal = family.SUPPORT.refusal(problem)
     assert refusal is not None
     assert refusal[0] == "layout_k"
 

@@ -119,10 +119,10 @@ class TestAdvice:
     def test_the_reasons_of_the_cute_kernels_are_known(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from kernels.cute import flash_forward
+        from kernels.cute import family
 
-        monkeypatch.setattr(flash_forward, "headers", lambda: None)
-        assert "verify setup cute" in str(extras.advised(flash_forward._headers_missing()))
+        monkeypatch.setattr(family, "headers", lambda: None)
+        assert "verify setup cute" in str(extras.advised(family._headers_missing()))
 
 
 @pytest.mark.usefixtures("gone")

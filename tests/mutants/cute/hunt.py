@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
+from kernels.cute import family
 from kernels.cute import flash_forward as kernel
 from tests.harness.cute_cases import MASKS, SHAPES
 from tests.harness.cute_host import (
@@ -168,7 +169,7 @@ def compiled_together(folder: Path, build: Choice, mutants: Sequence[CudaMutant]
 
 def patch_headers(folder: Path) -> None:
     """CuTe's atoms as calls, in that folder."""
-    headers = kernel.headers()
+    headers = family.headers()
     assert headers is not None
     patch_atoms(headers / "cute" / "arch", folder / "cute" / "arch")
 
