@@ -31,7 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.masks import mask_build, mask_tables
-from kernels.triton import eight_bits, flash_forward, fp8_forward
+from kernels.triton import eight_bits, family, fp8_forward
 from kernels.triton.common import (
     BUCKETS,
     LOG2_E,
@@ -56,7 +56,6 @@ from kernels.triton.eight_bits import (
     tile_factors,
     widens,
 )
-from kernels.triton.flash_forward import effective_blocks
 from kernels.triton.online_softmax import finished, masked, started, stepped
 from kernels.triton.tiles import (
     block_at,
@@ -219,7 +218,7 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None, *, widen: bool 
         bucket = max(bucket, eight_bits.BUCKETS[0])
         blocks = eight_bits.effective_blocks(args.config, bucket, fast)
     else:
-        blocks = effective_blocks(args.config, args.dtype, bucket, fast)
+        blocks = family.effective_blocks(args.config, args.dtype, bucket, fast)
     factors, shared = given_factors(args, blocks.block_n)
     return Launch(
         aligned if fast else general,
@@ -323,7 +322,7 @@ def _compile(config: Config, dtype: str, shape: tuple[Any, ...], arch: str) -> B
         return binary(launch(args, out, lse, widen=eight and arch == "sm_89"), arch)
 
 
-SUPPORT = replace(flash_forward.SUPPORT, dtypes=("float16", "bfloat16"))
+SUPPORT = replace(family.SUPPORT, dtypes=("float16", "bfloat16"))
 FP8_SUPPORT = replace(fp8_forward.SUPPORT, dtypes=("float8_e4m3fn", "float8_e5m2"))
 # Every pair of two values of block_m, block_n and num_stages, but for 64 keys in 3 stages, which
 # outgrow the 99 KiB of shared memory of sm_86, 89 and 120.
@@ -342,10 +341,10 @@ VARIANT = Variant(
     configs=CONFIGS[:1],
     further_configs=lambda: CONFIGS,
     support=SUPPORT,
-    numerics=flash_forward.VARIANT.numerics,
+    numerics=family.NUMERICS,
     # NaN at a key that a row of the tile sees reaches, as 0 * NaN in P V, the other rows.
     # Keys in front of the first one that a tile sees are loaded.
-    contract=replace(flash_forward.VARIANT.contract, lse="base2", masked_values="finite"),
+    contract=replace(family.CONTRACT, lse="base2", masked_values="finite"),
     available=unavailable,
     compilable=unavailable,
     builds=partial(builds, False),

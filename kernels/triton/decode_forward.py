@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.masks import mask_build, mask_tables
-from kernels.triton import flash_forward
+from kernels.triton import family
 from kernels.triton.common import (
     BUCKETS,
     LOG2_E,
@@ -350,7 +350,7 @@ def _compile(
     return binary(launches(args, out, lse, workspace)[kernel], arch)
 
 
-SUPPORT = flash_forward.SUPPORT
+SUPPORT = family.SUPPORT
 CONFIGS = (
     Config(block_m=16, block_n=64, num_warps=4, num_stages=2, options=(("split", 4),)),
     Config(block_m=16, block_n=64, num_warps=8, num_stages=2, options=(("split", 16),)),

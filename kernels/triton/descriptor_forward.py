@@ -31,8 +31,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.masks import mask_build, mask_tables
-from kernels.triton import flash_forward
-from kernels.triton.common import LOG2_E, Blocks, Launch, counts, head_dim_bucket
+from kernels.triton import family
+from kernels.triton.common import BUCKETS, LOG2_E, Blocks, Launch, counts, head_dim_bucket
 from kernels.triton.compile import arguments, binary, meta
 from kernels.triton.descriptor_builds import (
     BUILDS,
@@ -43,7 +43,6 @@ from kernels.triton.descriptor_builds import (
     specialises,
     spill_budget,
 )
-from kernels.triton.flash_forward import effective_blocks
 from kernels.triton.online_softmax import finished, masked, started, stepped
 from kernels.triton.tiles import block_at, blocks_of, key_walk, own_tile, seen_keys
 from verify.variant import (
@@ -254,7 +253,7 @@ def launch(
     SUPPORT.check(args, out)
     mask = mask_build(args)
     bucket = head_dim_bucket(max(args.head_dim, args.head_dim_v))
-    chosen = effective_blocks(args.config, args.dtype, bucket, bucket <= 128)
+    chosen = family.effective_blocks(args.config, args.dtype, bucket, bucket <= 128)
     blocks = fitting(chosen, bucket, capability)
     programs = args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m)
     if not programs:
@@ -331,7 +330,7 @@ def _compile(host: bool, config: Config, dtype: str, head_dim: int, kind: str, a
 
 
 SUPPORT: Support = replace(
-    flash_forward.SUPPORT,
+    family.SUPPORT,
     dtypes=("float16", "bfloat16"),
     head_dims=range(16, 257, 8),
     layouts="aligned",
@@ -339,16 +338,18 @@ SUPPORT: Support = replace(
 
 
 def _variant(name: str, host: bool, judged: Config) -> Variant:
-    return replace(
-        flash_forward.VARIANT,
+    return Variant(
         name=name,
+        family="triton",
         forward=partial(forward, host),
         configs=(judged,),
         further_configs=lambda: FURTHER,
         support=SUPPORT,
+        numerics=family.NUMERICS,
         # A descriptor's copy takes padding of the tensor as it lies there.
-        contract=replace(flash_forward.VARIANT.contract, masked_values="finite"),
+        contract=replace(family.CONTRACT, masked_values="finite"),
         builds=partial(builds, host),
+        head_dim_buckets=BUCKETS,
     )
 
 

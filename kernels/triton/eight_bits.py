@@ -142,7 +142,7 @@ def effective_blocks(config: Config, bucket: int, aligned: bool = True) -> Block
 
     A config is launched as declared where the tensors are aligned, up to bucket 128.  Elsewhere it
     would spill, and 32 rows or fewer also keep to mma.sync on Hopper: see
-    `flash_forward.effective_blocks`.
+    `family.effective_blocks`.
     """
     declared = Blocks.declared(config)
     if aligned and bucket <= 128:

@@ -40,7 +40,7 @@ import triton
 from torch import Tensor
 
 from kernels.masks import mask_build, mask_tables
-from kernels.triton import flash_forward
+from kernels.triton import family, flash_forward
 from kernels.triton.common import (
     BUCKETS,
     LOG2_E,
@@ -316,7 +316,7 @@ def _compile(
     return binary(made[kernel], arch)
 
 
-SUPPORT = flash_forward.SUPPORT
+SUPPORT = family.SUPPORT
 
 CONFIGS = (
     Config(block_m=32, block_n=128, num_warps=8, num_stages=2),

@@ -23,7 +23,6 @@ A build is chosen by dtype, head-dim bucket, mask kind (`full`, `causal`, `windo
 blocks and one bit, "aligned"; lengths, offsets, scale and head counts are plain arguments.
 """
 
-import math
 from functools import partial
 
 import torch
@@ -35,7 +34,6 @@ from kernels.masks import mask_build, mask_tables
 from kernels.triton.common import (
     BUCKETS,
     LOG2_E,
-    Blocks,
     Launch,
     counts,
     head_dim_bucket,
@@ -45,6 +43,7 @@ from kernels.triton.common import (
     twice,
 )
 from kernels.triton.compile import arguments, binary, expected, meta
+from kernels.triton.family import CONTRACT, NUMERICS, SUPPORT, effective_blocks
 from kernels.triton.tiles import (
     block_at,
     blocks_of,
@@ -60,14 +59,6 @@ from verify.variant import (
     Binary,
     Build,
     Config,
-    Contract,
-    Maximum,
-    Numerics,
-    Output,
-    Products,
-    RowSum,
-    Softmax,
-    Support,
     Variant,
     Workspace,
 )
@@ -170,34 +161,6 @@ def _flash_forward(  # noqa: PLR0915, PLR0917
 
 aligned, general = twice(_flash_forward)
 
-# fp32 products are FMA chains, not MMA: fewer rows and more warps, or the accumulators spill.  By
-# (bucket, config's block_n). With 64 keys at bucket 256 they still do.
-_FLOAT32 = {
-    (64, 64): Blocks(32, 64, num_warps=8, num_stages=2),
-    (64, 32): Blocks(32, 32, num_warps=4, num_stages=2),
-    (128, 64): Blocks(32, 64, num_warps=16, num_stages=2),
-    (128, 32): Blocks(16, 32, num_warps=8, num_stages=2),
-    (256, 64): Blocks(16, 64, num_warps=8, num_stages=1),
-    (256, 32): Blocks(16, 32, num_warps=8, num_stages=2),
-}
-
-
-def effective_blocks(config: Config, dtype: str, bucket: int, aligned: bool = True) -> Blocks:
-    """The blocks launched for a config, which must name all four; block_n, the keys per rescale, is
-    always the config's.  `bucket` is that of the larger head dim.
-
-    A config is launched as declared for 16-bit dtypes, aligned, up to bucket 128.  Elsewhere it
-    would spill, or outgrow the 99 KiB of shared memory of sm_86, 89 and 120.  On Hopper 32 rows
-    also keep to mma.sync: the ptxas that Triton 3.6 and 3.7 ship (12.8) gives wgmma a wrong
-    descriptor of V where the loop is not software-pipelined, as unaligned loads never are.
-    """
-    declared = Blocks.declared(config)
-    if dtype == "float32":
-        return _FLOAT32.get((max(bucket, 64), declared.block_n), declared)
-    if aligned and bucket <= 128:
-        return declared
-    return Blocks(32, declared.block_n, num_warps=4 if aligned else 8, num_stages=2)
-
 
 def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
     """How the kernel is launched for these arguments; raises `Unsupported` outside SUPPORT."""
@@ -267,6 +230,9 @@ _BUILDS = (
     (1, "bfloat16", 128, "causal", False),
     (1, "float32", 64, "window", True),
     (1, "float32", 128, "interval", True),
+    (2, "float16", 128, "full", True),
+    (2, "bfloat16", 64, "causal", True),
+    (2, "bfloat16", 128, "window", True),
 )
 
 
@@ -279,18 +245,6 @@ def _compile(
     return binary(launch(args, out, lse), arch)
 
 
-SUPPORT = Support(
-    dtypes=("float16", "bfloat16", "float32"),
-    head_dims=range(16, 257),
-    masks=("full", "causal", "causal.tl", "window", "lengths", "documents", "prefix"),
-    intersections=True,
-    grouped_heads=True,
-    separate_head_dim_v=True,
-    min_seqlen=0,
-    devices=("cpu", "cuda"),  # "cpu" is Triton's interpreter
-    capability=(8, 0),
-)
-
 VARIANT = Variant(
     name="triton-flash-forward",
     family="triton",
@@ -298,28 +252,12 @@ VARIANT = Variant(
     configs=(
         Config(block_m=128, block_n=64, num_warps=8, num_stages=2),
         Config(block_m=64, block_n=32, num_warps=4, num_stages=2),
+        # On Hopper the fastest: what it loads is two blocks ahead.
+        Config(block_m=128, block_n=64, num_warps=8, num_stages=3),
     ),
     support=SUPPORT,
-    numerics=Numerics(
-        products=Products(operands="input", accumulator="float32"),
-        softmax=Softmax(
-            scores="float32",
-            exp="ex2.approx",
-            maximum=Maximum(key_order="whole_first"),
-            row_sum=RowSum(apart=True, lse="log2"),
-        ),
-        output=Output(probability="input"),
-    ),
-    contract=Contract(
-        lse="natural",
-        empty_row_out=0.0,
-        empty_row_lse=-math.inf,
-        deterministic=True,
-        # NaN at a key that a row of the tile sees reaches, as 0 * NaN in P V, the rows of that tile
-        # that do not; keys outside of those that the tile sees are not loaded.
-        masked_values="padding",
-        batch_invariant=True,
-    ),
+    numerics=NUMERICS,
+    contract=CONTRACT,
     builds=builds,
     head_dim_buckets=BUCKETS,
 )

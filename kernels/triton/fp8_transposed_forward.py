@@ -14,10 +14,11 @@ of them, and what none sees becomes 0 afterwards: it may be NaN, and 0 * NaN is 
 reach up to 15 keys beyond seqlen_kv, into the pitch of its row, a multiple of 16.  Behind the last
 row there may be none: where the storage ends there, V is loaded key by key.
 
-There are two variants.  `triton-fp8-transposed-forward` adds the sums of 32 products in fp32, as
+There are three variants.  `triton-fp8-transposed-forward` adds the sums of 32 products in fp32, as
 `fp8_forward` does.  `triton-fp8-transposed-block-forward` takes on sm_90 the 13 bits of wgmma for
 all of Q K^T and for the P V of a block, whose result is added in fp32: less than half the additions
-(FlashAttention-3 does so without the last step).
+(FlashAttention-3 does so without the last step).  `triton-fp8-transposed-wide-forward` does it with
+blocks of 128 keys, on Hopper, up to head dim 128; 64 keys cannot have a factor of their own there.
 
 Masks, walk over the keys and builds are those of `flash_forward`.
 """
@@ -74,6 +75,7 @@ from verify.variant import (
     Build,
     Config,
     Stored,
+    Support,
     Variant,
     Workspace,
 )
@@ -245,13 +247,16 @@ def forward(
 
 def builds(promotion: int | str, configs: tuple[Config, ...], arch: str) -> list[Build]:
     """Every config by head-dim bucket with factors per head, each mask once, builds for
-    unaligned rows, 8-bit outputs, and factors per block; from sm_89 on."""
+    unaligned rows, 8-bit outputs, and factors per block; from sm_89 on, those of `WIDE` for Hopper
+    alone."""
     if arch in ("sm_80", "sm_86"):
         return []
     found = []
     for config in configs:
         for dtype, *shape in _BUILDS:
             head_dim, kind, aligned, out, word = shape
+            if config in WIDE and (arch != "sm_90a" or head_dim > 128 or word == "block64"):
+                continue
             name = f"{config.name}, {dtype}, d {head_dim}, {kind}{'' if aligned else ', unaligned'}"
             name += "" if out == "bfloat16" else f", out {out}"
             name += "" if word == "head" else f", {word}"
@@ -299,6 +304,13 @@ SPILL_BUDGETS: dict[int | str, dict[str, dict[str, int]]] = {
         "m128n64w8s3, float8_e5m2, d 72, causal, unaligned": _UNALIGNED,
         "m128n64w8s3, float8_e4m3fn, d 72, full, unaligned, block64": _UNALIGNED_BLOCKS,
         "m128n64w8s3, float8_e4m3fn, d 128, causal, block64": {"sm_89": 24, "sm_120a": 92},
+        "m64n128w4s3, float8_e4m3fn, d 128, full": {"sm_90a": 8},
+        "m64n128w4s3, float8_e5m2, d 128, window": {"sm_90a": 8},
+        "m64n128w4s3, float8_e5m2, d 64, causal": {"sm_90a": 32},
+        "m64n128w4s3, float8_e5m2, d 72, causal, unaligned": {"sm_90a": 512},
+        "m64n128w4s3, float8_e4m3fn, d 128, causal, out float8_e4m3fn": {"sm_90a": 24},
+        "m64n128w4s3, float8_e5m2, d 64, window, out float8_e5m2": {"sm_90a": 16},
+        "m64n128w4s3, float8_e5m2, d 64, window, block128": {"sm_90a": 56},
     },
 }
 
@@ -328,8 +340,11 @@ SUPPORT = replace(
 )
 
 
+WIDE = (Config(block_m=64, block_n=128, num_warps=4, num_stages=3),)
+
+
 def _variant(
-    name: str, promotion: int | str, configs: tuple[Config, ...], devices: tuple[str, ...]
+    name: str, promotion: int | str, configs: tuple[Config, ...], support: Support
 ) -> Variant:
     numerics = fp8_forward.VARIANT.numerics
     return replace(
@@ -338,7 +353,7 @@ def _variant(
         forward=partial(forward, promotion),
         configs=configs[:1],
         further_configs=lambda: configs,
-        support=replace(SUPPORT, devices=devices),
+        support=support,
         numerics=replace(numerics, products=replace(numerics.products, promotion=promotion)),
         builds=partial(builds, promotion, configs),
     )
@@ -349,14 +364,27 @@ VARIANTS = [
         "triton-fp8-transposed-forward",
         PROMOTION,
         fp8_forward.VARIANT.configs[::-1],
-        SUPPORT.devices,
+        SUPPORT,
     ),
     # The interpreter knows no sums of 13 bits: there it would be the first variant once more.
     _variant(
         "triton-fp8-transposed-block-forward",
         "block",
         (Config(block_m=128, block_n=64, num_warps=8, num_stages=3),),
-        ("cuda",),
+        replace(SUPPORT, devices=("cuda",)),
+    ),
+    _variant(
+        "triton-fp8-transposed-wide-forward",
+        "block",
+        WIDE,
+        replace(
+            SUPPORT,
+            descalings=("none", "tensor", "head", "block128"),
+            head_dims=range(16, 129),
+            devices=("cuda",),
+            capability=(9, 0),
+            max_capability=(9, 0),
+        ),
     ),
 ]
 

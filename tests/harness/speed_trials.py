@@ -152,7 +152,7 @@ NEVER = 1 << 30  # products that are added up before a promotion
 
 
 def _triton() -> Iterator[Trial]:
-    yield from map(_pointers, (*flash_forward.VARIANT.configs, *GRID[1:]))
+    yield from map(_pointers, dict.fromkeys((*flash_forward.VARIANT.configs, *GRID[1:])))
     yield _pointers(GRID[0], enable_fp_fusion=True)
     yield _pointers(config(64, 64, 4, 4))
     for host in (True, False):

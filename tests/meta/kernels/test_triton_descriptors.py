@@ -10,7 +10,7 @@ import triton
 
 from kernels.triton import block_pointer_forward, descriptor_builds, descriptor_forward
 from kernels.triton.compile import arguments, compiled, meta
-from kernels.triton.flash_forward import effective_blocks
+from kernels.triton.family import effective_blocks
 from verify.variant import Config, arch_named, compiled_archs
 
 HOST, DEVICE = True, False
