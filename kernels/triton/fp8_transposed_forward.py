@@ -58,6 +58,7 @@ from kernels.triton.eight_bits import (
     tile_factors,
     widens,
 )
+from kernels.triton.fp8_transposed_builds import BUILDS, SPILL_BUDGETS, WIDE
 from kernels.triton.online_softmax import finished, masked, started
 from kernels.triton.tiles import (
     block_at,
@@ -202,12 +203,13 @@ def whole_pieces(v: Tensor) -> bool:
 def launch(
     promotion: int | str, args: AttentionArgs, out: Tensor, lse: Tensor | None, *, widen: bool
 ) -> Launch:
-    """How the kernel is launched for these arguments; raises `Unsupported` outside SUPPORT.
+    """How the kernel is launched for these arguments; raises `Unsupported` outside the support of
+    their config.
 
     promotion: as `Products.promotion`: 32, or "block".
     widen: multiply in fp16, where an 8-bit product cannot be promoted (sm_89).
     """
-    SUPPORT.check(args, out)
+    (WIDE_SUPPORT if args.config in WIDE else SUPPORT).check(args, out)
     v = args.stored["v"].tensors[""]
     mask = mask_build(args)
     bucket = max(BUCKETS[0], head_dim_bucket(max(args.head_dim, args.head_dim_v)))
@@ -253,7 +255,7 @@ def builds(promotion: int | str, configs: tuple[Config, ...], arch: str) -> list
         return []
     found = []
     for config in configs:
-        for dtype, *shape in _BUILDS:
+        for dtype, *shape in BUILDS:
             head_dim, kind, aligned, out, word = shape
             if config in WIDE and (arch != "sm_90a" or head_dim > 128 or word == "block64"):
                 continue
@@ -264,55 +266,6 @@ def builds(promotion: int | str, configs: tuple[Config, ...], arch: str) -> list
             budget = SPILL_BUDGETS[promotion].get(name, {}).get(arch, 0)
             found.append(Build(name, compile_, budget, expected(dtype, aligned=aligned)))
     return found
-
-
-_BUILDS: tuple[tuple[str, int, str, bool, str, str], ...] = (
-    ("float8_e4m3fn", 128, "full", True, "bfloat16", "head"),
-    ("float8_e5m2", 128, "window", True, "bfloat16", "head"),
-    ("float8_e5m2", 64, "causal", True, "bfloat16", "head"),
-    ("float8_e4m3fn", 256, "window", True, "bfloat16", "head"),
-    ("float8_e4m3fn", 32, "interval", True, "bfloat16", "head"),
-    ("float8_e5m2", 72, "causal", False, "bfloat16", "head"),
-    ("float8_e4m3fn", 128, "causal", True, "float8_e4m3fn", "head"),
-    ("float8_e5m2", 64, "window", True, "float8_e5m2", "head"),
-    ("float8_e4m3fn", 128, "causal", True, "bfloat16", "block64"),
-    ("float8_e5m2", 64, "window", True, "bfloat16", "block128"),
-    ("float8_e4m3fn", 72, "full", False, "bfloat16", "block64"),
-)
-
-# Bytes per thread: the most of Triton 3.6 and 3.7.  64 keys that are loaded one by
-# one fill the registers.
-_UNALIGNED = {"sm_89": 96, "sm_90a": 144, "sm_100a": 144}
-_UNALIGNED_BLOCKS = {"sm_89": 104, "sm_90a": 136, "sm_100a": 136, "sm_120a": 24}
-SPILL_BUDGETS: dict[int | str, dict[str, dict[str, int]]] = {
-    PROMOTION: {
-        "m128n64w8s2, float8_e5m2, d 72, causal, unaligned": _UNALIGNED,
-        "m128n64w8s2, float8_e4m3fn, d 72, full, unaligned, block64": _UNALIGNED_BLOCKS,
-        "m64n32w4s2, float8_e4m3fn, d 72, full, unaligned, block64": {
-            "sm_90a": 128,
-            "sm_100a": 128,
-            "sm_120a": 8,
-        },
-        "m128n64w8s2, float8_e4m3fn, d 128, causal, block64": {"sm_89": 32, "sm_120a": 228},
-        "m64n32w4s2, float8_e4m3fn, d 32, interval": {"sm_100a": 8},
-        "m64n32w4s2, float8_e4m3fn, d 256, window": {"sm_89": 68, "sm_100a": 16},
-        "m64n32w4s2, float8_e4m3fn, d 128, full": {"sm_100a": 8, "sm_120a": 16},
-        "m64n32w4s2, float8_e5m2, d 64, causal": {"sm_100a": 8},
-        "m64n32w4s2, float8_e5m2, d 64, window, out float8_e5m2": {"sm_100a": 8},
-    },
-    "block": {
-        "m128n64w8s3, float8_e5m2, d 72, causal, unaligned": _UNALIGNED,
-        "m128n64w8s3, float8_e4m3fn, d 72, full, unaligned, block64": _UNALIGNED_BLOCKS,
-        "m128n64w8s3, float8_e4m3fn, d 128, causal, block64": {"sm_89": 24, "sm_120a": 92},
-        "m64n128w4s3, float8_e4m3fn, d 128, full": {"sm_90a": 8},
-        "m64n128w4s3, float8_e5m2, d 128, window": {"sm_90a": 8},
-        "m64n128w4s3, float8_e5m2, d 64, causal": {"sm_90a": 32},
-        "m64n128w4s3, float8_e5m2, d 72, causal, unaligned": {"sm_90a": 512},
-        "m64n128w4s3, float8_e4m3fn, d 128, causal, out float8_e4m3fn": {"sm_90a": 24},
-        "m64n128w4s3, float8_e5m2, d 64, window, out float8_e5m2": {"sm_90a": 16},
-        "m64n128w4s3, float8_e5m2, d 64, window, block128": {"sm_90a": 56},
-    },
-}
 
 
 def _compile(
@@ -340,7 +293,14 @@ SUPPORT = replace(
 )
 
 
-WIDE = (Config(block_m=64, block_n=128, num_warps=4, num_stages=3),)
+WIDE_SUPPORT = replace(
+    SUPPORT,
+    descalings=("none", "tensor", "head", "block128"),
+    head_dims=range(16, 129),
+    devices=("cuda",),
+    capability=(9, 0),
+    max_capability=(9, 0),
+)
 
 
 def _variant(
@@ -377,14 +337,7 @@ VARIANTS = [
         "triton-fp8-transposed-wide-forward",
         "block",
         WIDE,
-        replace(
-            SUPPORT,
-            descalings=("none", "tensor", "head", "block128"),
-            head_dims=range(16, 129),
-            devices=("cuda",),
-            capability=(9, 0),
-            max_capability=(9, 0),
-        ),
+        WIDE_SUPPORT,
     ),
 ]
 
