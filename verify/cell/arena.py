@@ -16,6 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from operator import index
 from typing import Any
 
@@ -35,6 +36,9 @@ CANARY = 0x7FF9  # a quiet NaN in fp16 and bf16, doubled in fp32 and fourfold in
 POISONS = {"nan": 0x7FFD, "huge": 0x7BFF}
 # The same in 8 bits, where only the negative NaN of e4m3 is unusual.
 _BYTES = {"nan": 0xFF, "huge": 0x7B}
+
+
+_GENERATIONS = count(1)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -263,9 +267,21 @@ class Damage:
     count: int
 
 
+@dataclass(eq=False)
+class Holder:
+    """A kernel process that maps an arena.  ended: it was killed, with all that it had started."""
+
+    ended: bool = False
+
+
 class Arena:
     """Shared anonymous memory: the judge writes it, passes its descriptor to a cell, and reads the
-    results."""
+    results.
+
+    One kernel process at a time maps it.  After that has ended the next `reserve` takes fresh
+    memory, so that nothing which outlives a process can write where a later one has its buffers.
+    generation: changes with the memory; no other arena of this process has the same.
+    """
 
     def __init__(self) -> None:
         self.fd = -1
@@ -274,24 +290,44 @@ class Arena:
         self._map: mmap.mmap | None = None
         self.bytes = np.empty(0, np.uint8)
         self._pristine = np.empty(0, np.uint8)
+        self._holder: Holder | None = None
 
     def close(self) -> None:
-        """Free the memory."""
+        """Free the memory, also where a kernel process still maps it."""
         self.bytes = np.empty(0, np.uint8)
-        if self._map is not None:
-            try:
-                self._map.close()
-            except BufferError:  # a tensor still uses it: garbage collection closes it later
-                self._map = None
-            os.close(self.fd)
-            self._map, self.fd, self.capacity = None, -1, 0
+        if self._map is None:
+            return
+        try:
+            self._map.close()
+        except BufferError:  # a tensor still uses it: garbage collection closes it later
+            pass
+        else:
+            with mmap.mmap(self.fd, self.capacity) as last:
+                last.madvise(mmap.MADV_REMOVE)
+        os.close(self.fd)
+        self._map, self.fd, self.capacity, self._holder = None, -1, 0, None
 
     def reserve(self, size: int) -> None:
-        """Reserve `size` bytes; `generation` changes if cells must map the arena again."""
-        if size <= self.capacity:
-            return
-        self.close()
-        self.capacity = max(1 << 22, 1 << (size - 1).bit_length())
+        """Reserve `size` bytes; `generation` changes if the cell must map the arena again."""
+        left = self._holder is not None and self._holder.ended
+        if left or size > self.capacity:
+            self.close()
+            self._open(max(1 << 22, 1 << (size - 1).bit_length()))
+
+    def give(self, holder: Holder) -> None:
+        """Note that this process maps the memory.  If another one had mapped it, and has ended, it
+        gets a copy in fresh memory.  Raises ValueError if the other one has not."""
+        if self._holder is not None and self._holder is not holder:
+            if not self._holder.ended:
+                raise ValueError("arena: another kernel process maps it: give each cell its own")
+            laid = self.bytes.copy()
+            self.close()
+            self._open(len(laid))
+            self.bytes[:] = laid
+        self._holder = holder
+
+    def _open(self, capacity: int) -> None:
+        self.capacity = capacity
         self.fd = os.memfd_create("attention-verify", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, self.capacity)
         # If a kernel shrank the file, the judge's next read would end it (SIGBUS).
@@ -300,7 +336,7 @@ class Arena:
         )
         self._map = mmap.mmap(self.fd, self.capacity)
         self.bytes = np.frombuffer(self._map, np.uint8)
-        self.generation += 1
+        self.generation = next(_GENERATIONS)
 
     def lay(self, where: Plan, inputs: Mapping[str, Tensor], poison: str) -> None:
         """Fill the arena: canaries everywhere, then inputs, then poison in outputs and workspaces;
@@ -350,6 +386,8 @@ def damage_in(
     if np.array_equal(now.view(np.uint64), pristine.view(np.uint64)):
         return None
     changed = np.flatnonzero(now != pristine)
+    if not len(changed):  # a thread of the kernel still writes
+        return Damage("redzone", "at a place that was restored while the judge looked", 1)
     first = int(changed[0])
     inside = [s.name for s in where.slots if s.begin <= first < s.end and s.role == "input"]
     return Damage(inside[0] if inside else "redzone", where.owner(first), len(changed))
