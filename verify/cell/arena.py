@@ -289,7 +289,6 @@ class Arena:
         self.generation = 0
         self._map: mmap.mmap | None = None
         self.bytes = np.empty(0, np.uint8)
-        self._pristine = np.empty(0, np.uint8)
         self._holder: Holder | None = None
 
     def close(self) -> None:
@@ -338,44 +337,6 @@ class Arena:
         self.bytes = np.frombuffer(self._map, np.uint8)
         self.generation = next(_GENERATIONS)
 
-    def lay(self, where: Plan, inputs: Mapping[str, Tensor], poison: str) -> None:
-        """Fill the arena: canaries everywhere, then inputs, then poison in outputs and workspaces;
-        keep a copy as the pristine image.
-
-        inputs: stored values by the name of the input; an expanded dimension has size 1.
-        """
-        self.reserve(where.size)
-        own = self.bytes[: where.size]
-        own.view(np.uint16)[:] = CANARY
-        arena = torch.from_numpy(own)
-        for name, tensor in where.inputs.items():
-            views = {of: where[slot].view(arena) for of, slot in tensor.slots(name).items()}
-            tensor.storage.write(inputs[name], views)
-        for slot in where.slots:
-            if slot.role != "input":
-                fill(slot.view(arena), poison)
-        self._pristine = own.copy()
-
-    def read(self, where: Plan, name: str) -> Tensor:
-        """A contiguous copy of the buffer's present content."""
-        return (
-            where[name]
-            .view(torch.from_numpy(self.bytes[: where.size]))
-            .clone(memory_format=torch.contiguous_format)
-        )
-
-    def damage(self, where: Plan, poison: str) -> Damage | None:
-        """The bytes that the run must not change but did: of an input, a gap or a redzone; or None.
-
-        It overwrites the outputs: read them first.
-        """
-        now = self.bytes[: where.size]
-        arena = torch.from_numpy(now)
-        for slot in where.slots:
-            if slot.role != "input":
-                fill(slot.view(arena), poison)
-        return damage_in(where, now, self._pristine)
-
 
 def damage_in(
     where: Plan,
@@ -391,12 +352,6 @@ def damage_in(
     first = int(changed[0])
     inside = [s.name for s in where.slots if s.begin <= first < s.end and s.role == "input"]
     return Damage(inside[0] if inside else "redzone", where.owner(first), len(changed))
-
-
-def fill(view: Tensor, poison: str) -> None:
-    """Fill a buffer with a poison pattern."""
-    if view.numel():
-        view.copy_(pattern(view.dtype, poison).expand(view.shape))
 
 
 @cache

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.harness.kernel_files import FILL, PROBLEM, REQUEST, WHERE, Writer, works
+from tests.harness.kernel_files import FILL, PROBLEM, REQUEST, WHERE, Writer, filled, works
+from tests.harness.laid import laid
 from verify.cell.arena import Arena, Holder, damage_in
 from verify.cell.arenas import Arenas
 from verify.cell.process import Cell
@@ -142,13 +143,12 @@ def test_what_a_process_mapped_is_not_what_the_next_one_maps(
     assert works(cell, good, arena)
     assert memory(arena) != first
     second = memory(arena)
-    arena.lay(WHERE, tensors(PROBLEM).named, "nan")
+    runs = laid(arena, WHERE, tensors(PROBLEM).named)
     os.kill(cell._pid, signal.SIGKILL)
     assert select.select([cell._socket], [], [], 10)[0], "the cell has not seen it"
     assert cell.run(str(good), REQUEST, arena).ok
     assert cell.process_number == 3
-    assert bool((arena.read(WHERE, "out") == 1).all())
-    assert arena.damage(WHERE, "nan") is None
+    assert filled(runs)
     assert memory(arena) != second
 
 
