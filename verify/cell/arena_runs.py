@@ -37,7 +37,6 @@ class Runs:
     begin: int
     step: int
     count: int
-    _poisons: tuple[str, ...] = ()
     _pristine: np.ndarray[Any, np.dtype[np.uint8]] = field(
         default_factory=lambda: np.empty(0, np.uint8)
     )
@@ -56,37 +55,49 @@ class Runs:
         before the first of them is laid; if it has too little room, all that it holds is lost.
         """
         self.arena.reserve(self.begin + self.count * self.step)
-        self._poisons = tuple(poisons)
-        self._bytes.view(np.uint16)[:] = CANARY
-        self._poison()
         now = self._bytes
+        images: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
+        for row, poison in zip(now.reshape(self.count, self.step), poisons, strict=True):
+            image = row[: self.where.size]
+            if poison in images:
+                image[:] = images[poison]
+            else:
+                images[poison] = image
+                self._fill(image, poison)
+        whole = torch.from_numpy(now)
         for name, tensor in self.where.inputs.items():
             slots = tensor.slots(name)
-            views = {of: self._views(now, self.where[slot]) for of, slot in slots.items()}
+            views = {of: self._rows(whole, self.where[slot]).unbind() for of, slot in slots.items()}
             for run, given in enumerate(inputs):
                 tensor.storage.write(given[name], {of: rows[run] for of, rows in views.items()})
-        self._pristine = self._bytes.copy()
+        self._pristine = now.copy()
 
     def read(self) -> tuple[list[dict[str, Tensor]], list[bool]]:
         """The outputs of each run, contiguous copies, and whether every element of them was
         written: holds no more what it held before."""
         outputs: list[dict[str, Tensor]] = [{} for _ in range(self.count)]
         left: set[int] = set()
+        now, pristine = (torch.from_numpy(each) for each in (self._bytes, self._pristine))
         for slot in self.where.of("output"):
-            rows = self._rows(self._bytes, slot).clone(memory_format=torch.contiguous_format)
+            rows = self._rows(now, slot).clone(memory_format=torch.contiguous_format)
             for own, row in zip(outputs, rows.unbind(), strict=True):
                 own[slot.name] = row
             if rows.numel():
-                same = bits(rows) == bits(self._patterns(slot))
-                if bool(same.any()):
-                    left.update(same.view(self.count, -1).any(1).nonzero()[:, 0].tolist())
+                before = self._rows(pristine, slot).contiguous()
+                # numpy does this faster than torch
+                same = bits(rows).numpy() == bits(before).numpy()
+                if same.any():
+                    left.update(np.flatnonzero(same.reshape(self.count, -1).any(1)).tolist())
         return outputs, [run not in left for run in range(self.count)]
 
     def damages(self) -> list[Damage | None]:
         """The bytes that a run must not change but did: of an input, a gap or a redzone; or None;
         of each run.  It overwrites the outputs: read them first."""
-        self._poison()
         now, pristine = self._bytes, self._pristine
+        whole, laid = torch.from_numpy(now), torch.from_numpy(pristine)
+        for slot in self.where.slots:
+            if slot.role != "input":
+                self._rows(whole, slot).copy_(self._rows(laid, slot))
         if np.array_equal(now.view(np.uint64), pristine.view(np.uint64)):
             return [None] * self.count
         size, both = self.where.size, (x.reshape(self.count, self.step) for x in (now, pristine))
@@ -98,33 +109,21 @@ class Runs:
     def _bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         return self.arena.bytes[self.begin : self.begin + self.count * self.step]
 
-    def _poison(self) -> None:
-        """Fill the outputs and workspaces of all runs."""
+    def _fill(self, image: np.ndarray[Any, np.dtype[np.uint8]], poison: str) -> None:
+        """Fill the bytes of a run, but for its inputs."""
+        image.view(np.uint16)[:] = CANARY
+        whole = torch.from_numpy(image)
         for slot in self.where.slots:
-            if slot.role != "input":
-                rows = self._rows(self._bytes, slot)
-                if rows.numel():
-                    rows.copy_(self._patterns(slot).expand(rows.shape))
+            if slot.role != "input" and 0 not in slot.shape:
+                view = slot.view(whole)
+                view.copy_(pattern(view.dtype, poison).expand(view.shape))
 
-    def _patterns(self, slot: Slot) -> Tensor:
-        """The poison of each run, or of all runs if it is one: contiguous, of the dimensions of
-        `_rows`."""
-        dtype, ones = torch_dtype(slot.dtype), (1,) * len(slot.shape)
-        poisons = set(self._poisons)
-        if len(poisons) > 1:
-            each = [pattern(dtype, poison).view(torch.uint8) for poison in self._poisons]
-            return torch.cat(each).view(dtype).view(self.count, *ones)
-        return pattern(dtype, *poisons).view(1, *ones)
-
-    def _views(self, arena: np.ndarray[Any, Any], slot: Slot) -> tuple[Tensor, ...]:
-        return self._rows(arena, slot).unbind()
-
-    def _rows(self, arena: np.ndarray[Any, Any], slot: Slot) -> Tensor:
-        """A buffer of all runs, (count, *shape): views of these bytes."""
+    def _rows(self, whole: Tensor, slot: Slot) -> Tensor:
+        """A buffer of all runs, (count, *shape): views of all their bytes."""
         dtype = torch_dtype(slot.dtype)
-        typed = torch.from_numpy(arena.reshape(-1)[slot.start :]).view(dtype)
+        typed, size = whole.view(dtype), dtype.itemsize
         if 0 in slot.shape:
             return typed[:0].view(self.count, *slot.shape)
         return typed.as_strided(
-            (self.count, *slot.shape), (self.step // dtype.itemsize, *slot.strides)
+            (self.count, *slot.shape), (self.step // size, *slot.strides), slot.start // size
         )
