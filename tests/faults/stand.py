@@ -141,12 +141,14 @@ class Stand:
     def _trial(
         self, declaration: Declaration, config: Config, entry: str, problem: Problem
     ) -> Trial:
+        cell = self._cell(declaration.path)
+        files = declaration.path if cell is not self._slow else "the slow ones"
         return Trial(
             declaration=declaration,
             config=config,
             problem=problem,
-            cell=self._cell(declaration.path),
-            arena=self.judge.arena,
+            cell=cell,
+            arena=self.judge.arenas.of(files),
             arch=self.judge.arch,
             entry=entry,
         )

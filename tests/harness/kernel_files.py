@@ -8,8 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from tests.harness.laid import contents, damage, laid
 from tests.hostile.kernels import hostile_base
 from verify.cell.arena import Arena, plan
+from verify.cell.arena_runs import Runs
 from verify.cell.process import PLAIN_CPU, Cell, ForkServer, Reply
 from verify.problem import Problem
 from verify.problem.inputs import tensors
@@ -69,7 +71,7 @@ def run(cell: Cell, path: Path, arena: Arena | None = None) -> Reply:
             return run(cell, path, arena)
         finally:
             arena.close()
-    arena.lay(WHERE, tensors(PROBLEM).named, "nan")
+    laid(arena, WHERE, tensors(PROBLEM).named)
     return cell.run(str(path), REQUEST, arena)
 
 
@@ -81,10 +83,11 @@ def process_of(fork_server: ForkServer) -> int:
 
 def works(cell: Cell, path: Path, arena: Arena) -> bool:
     """Whether a kernel of `FILL` runs, and writes its outputs and nothing else."""
-    reply = run(cell, path, arena)
-    right = (
-        reply.ok
-        and bool((arena.read(WHERE, "out") == 1).all())
-        and bool((arena.read(WHERE, "lse") == 2).all())
-    )
-    return right and arena.damage(WHERE, "nan") is None
+    runs = laid(arena, WHERE, tensors(PROBLEM).named)
+    return cell.run(str(path), REQUEST, arena).ok and filled(runs)
+
+
+def filled(runs: Runs) -> bool:
+    """Whether that run's outputs are those of `FILL`, and nothing else was written."""
+    right = bool((contents(runs, "out") == 1).all() and (contents(runs, "lse") == 2).all())
+    return right and damage(runs) is None

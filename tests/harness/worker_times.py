@@ -136,7 +136,7 @@ def _install() -> None:
     from hypothesis.strategies import DataObject
 
     from verify.campaign.judge import Judge
-    from verify.cell.arena import Arena
+    from verify.cell.arena_runs import Runs
     from verify.cell.fork_server import ForkServer
     from verify.cell.process import Cell, Reply
     from verify.evidence import Recorder
@@ -159,9 +159,9 @@ def _install() -> None:
     _method(Recorder, "write", "evidence")
     _method(ForkServer, "fork", "a kernel process starts")
     _method(Cell, "load", "a kernel file is loaded")
-    _method(Arena, "lay", "arena: canaries, inputs, poison")
-    _method(Arena, "read", "arena: outputs")
-    _method(Arena, "damage", "arena: search for damage")
+    _method(Runs, "lay", "arena: canaries, inputs, poison")
+    _method(Runs, "read", "arena: outputs")
+    _method(Runs, "damages", "arena: search for damage")
     Clock.timed = _clock  # type: ignore[assignment, method-assign]
     asked, shared = Cell._ask, Turns.shared
 

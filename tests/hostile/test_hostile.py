@@ -6,7 +6,6 @@ import ast
 import contextlib
 import os
 import re
-import time
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -108,8 +107,6 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
                 times = TIMES_OF_RIGHT if must(name).fate == "pass" else TIMES
                 verdicts_of = [judge.judge(target, problem.but(seed=i)) for i in range(times)]
                 verdicts[name] = [verdict for each in verdicts_of for verdict in each]
-                if name == "late_thread":
-                    time.sleep(0.5)  # its threads still write where the next one's results lie
         finally:
             judge.close()
         refused = {Path(failure.path).stem: failure.message for failure in run.roster.failures}

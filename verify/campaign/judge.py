@@ -1,4 +1,4 @@
-"""The judge: it owns the cells, the arena and the record, and turns a case into verdicts.
+"""The judge: it owns the cells, the arenas and the record, and turns a case into verdicts.
 
 It does not depend on a test framework.
 """
@@ -24,7 +24,7 @@ from verify.campaign.together import (
     prepare_comparisons,
     prepare_gradients,
 )
-from verify.cell.arena import Arena
+from verify.cell.arenas import Arenas
 from verify.cell.discovery import environment
 from verify.cell.process import Cell, ForkServer
 from verify.evidence import INAPPLICABLE, Drawn, Evidence, Phase, Recorder, Verdict
@@ -67,7 +67,7 @@ class Judge:
     fork_server: ForkServer = field(default_factory=lambda: ForkServer(environment()))
     met: list[Xfail] = field(default_factory=list)
     cells: OrderedDict[str, Cell] = field(default_factory=OrderedDict)
-    arena: Arena = field(default_factory=Arena)
+    arenas: Arenas = field(default_factory=Arenas)
     drawn: dict[tuple[str, str, str], int] = field(default_factory=dict)
     refused: dict[tuple[str, str, str], int] = field(default_factory=dict)
     histories: dict[str, History] = field(default_factory=dict)  # path of a kernel file -> history
@@ -92,7 +92,7 @@ class Judge:
         for cell in self.cells.values():
             cell.close()
         self.fork_server.close()
-        self.arena.close()
+        self.arenas.close()
         for (variant, dtype, group), drawn in sorted(self.drawn.items()):
             refused = self.refused.get((variant, dtype, group), 0)
             self.recorder.write(
@@ -190,7 +190,7 @@ class Judge:
             config=target.config,
             problem=problem,
             cell=cell,
-            arena=self.arena,
+            arena=self.arenas.of(target.declaration.path),
             arch=self.arch,
             entry=groups()[target.group].entry,
             refuses=groups()[target.group].outside,
@@ -271,7 +271,9 @@ class Judge:
         closed."""
         if declaration.path not in self.cells:
             while len(self.cells) >= _MAX_CELLS[environment().device]:
-                self.cells.popitem(last=False)[1].close()
+                path, cell = self.cells.popitem(last=False)
+                cell.close()
+                self.arenas.drop(path)
             self.cells[declaration.path] = Cell(self.fork_server)
             self.histories[declaration.path] = History()  # a new cell counts processes from 1
         self.cells.move_to_end(declaration.path)

@@ -16,6 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from operator import index
 from typing import Any
 
@@ -35,6 +36,9 @@ CANARY = 0x7FF9  # a quiet NaN in fp16 and bf16, doubled in fp32 and fourfold in
 POISONS = {"nan": 0x7FFD, "huge": 0x7BFF}
 # The same in 8 bits, where only the negative NaN of e4m3 is unusual.
 _BYTES = {"nan": 0xFF, "huge": 0x7B}
+
+
+_GENERATIONS = count(1)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -263,9 +267,21 @@ class Damage:
     count: int
 
 
+@dataclass(eq=False)
+class Holder:
+    """A kernel process that maps an arena.  ended: it was killed, with all that it had started."""
+
+    ended: bool = False
+
+
 class Arena:
     """Shared anonymous memory: the judge writes it, passes its descriptor to a cell, and reads the
-    results."""
+    results.
+
+    One kernel process at a time maps it.  After that has ended the next `reserve` takes fresh
+    memory, so that nothing which outlives a process can write where a later one has its buffers.
+    generation: changes with the memory; no other arena of this process has the same.
+    """
 
     def __init__(self) -> None:
         self.fd = -1
@@ -273,25 +289,44 @@ class Arena:
         self.generation = 0
         self._map: mmap.mmap | None = None
         self.bytes = np.empty(0, np.uint8)
-        self._pristine = np.empty(0, np.uint8)
+        self._holder: Holder | None = None
 
     def close(self) -> None:
-        """Free the memory."""
+        """Free the memory, also where a kernel process still maps it."""
         self.bytes = np.empty(0, np.uint8)
-        if self._map is not None:
-            try:
-                self._map.close()
-            except BufferError:  # a tensor still uses it: garbage collection closes it later
-                self._map = None
-            os.close(self.fd)
-            self._map, self.fd, self.capacity = None, -1, 0
+        if self._map is None:
+            return
+        try:
+            self._map.close()
+        except BufferError:  # a tensor still uses it: garbage collection closes it later
+            pass
+        else:
+            with mmap.mmap(self.fd, self.capacity) as last:
+                last.madvise(mmap.MADV_REMOVE)
+        os.close(self.fd)
+        self._map, self.fd, self.capacity, self._holder = None, -1, 0, None
 
     def reserve(self, size: int) -> None:
-        """Reserve `size` bytes; `generation` changes if cells must map the arena again."""
-        if size <= self.capacity:
-            return
-        self.close()
-        self.capacity = max(1 << 22, 1 << (size - 1).bit_length())
+        """Reserve `size` bytes; `generation` changes if the cell must map the arena again."""
+        left = self._holder is not None and self._holder.ended
+        if left or size > self.capacity:
+            self.close()
+            self._open(max(1 << 22, 1 << (size - 1).bit_length()))
+
+    def give(self, holder: Holder) -> None:
+        """Note that this process maps the memory.  If another one had mapped it, and has ended, it
+        gets a copy in fresh memory.  Raises ValueError if the other one has not."""
+        if self._holder is not None and self._holder is not holder:
+            if not self._holder.ended:
+                raise ValueError("arena: another kernel process maps it: give each cell its own")
+            laid = self.bytes.copy()
+            self.close()
+            self._open(len(laid))
+            self.bytes[:] = laid
+        self._holder = holder
+
+    def _open(self, capacity: int) -> None:
+        self.capacity = capacity
         self.fd = os.memfd_create("attention-verify", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, self.capacity)
         # If a kernel shrank the file, the judge's next read would end it (SIGBUS).
@@ -300,45 +335,7 @@ class Arena:
         )
         self._map = mmap.mmap(self.fd, self.capacity)
         self.bytes = np.frombuffer(self._map, np.uint8)
-        self.generation += 1
-
-    def lay(self, where: Plan, inputs: Mapping[str, Tensor], poison: str) -> None:
-        """Fill the arena: canaries everywhere, then inputs, then poison in outputs and workspaces;
-        keep a copy as the pristine image.
-
-        inputs: stored values by the name of the input; an expanded dimension has size 1.
-        """
-        self.reserve(where.size)
-        own = self.bytes[: where.size]
-        own.view(np.uint16)[:] = CANARY
-        arena = torch.from_numpy(own)
-        for name, tensor in where.inputs.items():
-            views = {of: where[slot].view(arena) for of, slot in tensor.slots(name).items()}
-            tensor.storage.write(inputs[name], views)
-        for slot in where.slots:
-            if slot.role != "input":
-                fill(slot.view(arena), poison)
-        self._pristine = own.copy()
-
-    def read(self, where: Plan, name: str) -> Tensor:
-        """A contiguous copy of the buffer's present content."""
-        return (
-            where[name]
-            .view(torch.from_numpy(self.bytes[: where.size]))
-            .clone(memory_format=torch.contiguous_format)
-        )
-
-    def damage(self, where: Plan, poison: str) -> Damage | None:
-        """The bytes that the run must not change but did: of an input, a gap or a redzone; or None.
-
-        It overwrites the outputs: read them first.
-        """
-        now = self.bytes[: where.size]
-        arena = torch.from_numpy(now)
-        for slot in where.slots:
-            if slot.role != "input":
-                fill(slot.view(arena), poison)
-        return damage_in(where, now, self._pristine)
+        self.generation = next(_GENERATIONS)
 
 
 def damage_in(
@@ -350,15 +347,11 @@ def damage_in(
     if np.array_equal(now.view(np.uint64), pristine.view(np.uint64)):
         return None
     changed = np.flatnonzero(now != pristine)
+    if not len(changed):  # a thread of the kernel still writes
+        return Damage("redzone", "at a place that was restored while the judge looked", 1)
     first = int(changed[0])
     inside = [s.name for s in where.slots if s.begin <= first < s.end and s.role == "input"]
     return Damage(inside[0] if inside else "redzone", where.owner(first), len(changed))
-
-
-def fill(view: Tensor, poison: str) -> None:
-    """Fill a buffer with a poison pattern."""
-    if view.numel():
-        view.copy_(pattern(view.dtype, poison).expand(view.shape))
 
 
 @cache

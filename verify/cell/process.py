@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verify.cell import extension_locks
-from verify.cell.arena import Arena
+from verify.cell.arena import Arena, Holder
 from verify.cell.descendants import compiling, resident
 from verify.cell.fork_server import (
     COMPILER,
@@ -114,6 +114,7 @@ class Cell:
         self._pid = 0
         self._output = Output(self.most_output)
         self._loaded: set[str] = set()
+        self._holder = Holder()  # of the arenas that the present process maps
         self._arena_generation = 0
         self._hangs: Counter[str] = Counter()  # consecutive hangs, by variant
         self._requests = 0
@@ -237,6 +238,8 @@ class Cell:
             reply = self.load(path)
             if not reply.ok:
                 return reply
+        if arena is not None:
+            arena.give(self._holder)
         if arena is not None and self._arena_generation != arena.generation:
             reply = self._ask(
                 {"op": "arena", "capacity": arena.capacity}, self.environment.patience, [arena.fd]
@@ -325,6 +328,7 @@ class Cell:
         self._output.begin()
         self._socket, self._pid = self._fork_server.fork(self._output.file.fileno())
         self._loaded.clear()
+        self._holder = Holder()
         self._arena_generation = 0
         self.process_number += 1
 
@@ -332,6 +336,7 @@ class Cell:
         """Kill the kernel process, if there is one, and return its exit status."""
         if self._socket is None:
             return None
+        self._holder.ended = True
         held = extension_locks.held_by(self._pid)
         self._socket.close()
         self._socket = None

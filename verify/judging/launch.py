@@ -1,13 +1,14 @@
-"""One launch of a kernel: its reply and its raw outputs."""
+"""One launch of a kernel: its reply, its raw outputs, and the damage that it did."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from verify.cell.arena import Damage
+from verify.cell.arena_runs import Runs
 from verify.cell.process import Reply
 
 
@@ -30,3 +31,10 @@ class Launch:
     @property
     def lse(self) -> Tensor | None:
         return self.outputs.get("lse")
+
+
+def read(runs: Runs, replies: Sequence[Reply], poisons: Sequence[str]) -> list[Launch]:
+    """The launches that the arena holds."""
+    outputs, written = runs.read()
+    parts = zip(replies, poisons, outputs, runs.damages(), written, strict=True)
+    return [Launch(*each) for each in parts]

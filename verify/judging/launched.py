@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from verify.cell.arena import Plan, negated, side_by_side
+from verify.cell.arena_runs import Runs
 from verify.cell.concurrent import LAUNCHES
 from verify.cell.process import Reply
 from verify.cell.ways import SHARED
 from verify.judging.buffers import plan_of
 from verify.judging.facts import Facts
-from verify.judging.launch import Launch
+from verify.judging.launch import Launch, read
 from verify.problem.inputs import Inputs
 
 
@@ -108,11 +109,6 @@ class Launched(Facts):
             self._plans[entry] = plan_of(self.problem, entry, lse, ask)
         return self._plans[entry]
 
-    def read(self, where: Plan, reply: Reply, poison: str) -> Launch:
-        """The launch that the arena holds."""
-        outputs = {slot.name: self.arena.read(where, slot.name) for slot in where.of("output")}
-        return Launch(reply, poison, outputs, self.arena.damage(where, poison))
-
     def request(self, entry: str, where: Plan) -> dict[str, Any]:
         """The request to launch an entry on buffers that lie like that."""
         mod = self.problem.score_mod
@@ -140,7 +136,8 @@ class Launched(Facts):
             if isinstance(alone, Reply):
                 return Launch(alone, poison)
             where, inputs = (alone, given[0]) if len(given) == 1 else side_by_side(alone, given)
-            self.arena.lay(where, inputs, poison)
+            runs = Runs.alone(self.arena, where)
+            runs.lay([inputs], [poison])
         request = self.request(entry, alone)
         request |= {"concurrent": len(given) if len(given) > 1 else 0, "way": way}
         laid = True
@@ -148,7 +145,7 @@ class Launched(Facts):
         def launched() -> Reply:
             nonlocal laid
             if not laid:  # an earlier try has changed the buffers
-                self.arena.lay(where, inputs, poison)
+                runs.lay([inputs], [poison])
             laid = False
             return self.cell.run(self.declaration.path, request, self.arena)
 
@@ -156,7 +153,7 @@ class Launched(Facts):
             reply = self.hearing.ask(self.cell, launched)
             if reply.status not in ("ok", "unsupported"):
                 return Launch(reply, poison)
-            return self.read(where, reply, poison)
+            return read(runs, [reply], [poison])[0]
 
     def _workspaces(self, entry: str, where: Plan) -> Reply:
         request = self.request(entry, where)

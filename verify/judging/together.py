@@ -26,7 +26,7 @@ from verify.cell.arena import Plan
 from verify.cell.arena_runs import Runs
 from verify.cell.process import Reply
 from verify.judging.history import Hearing, ask_several
-from verify.judging.launch import Launch
+from verify.judging.launch import Launch, read
 from verify.judging.trial import Trial
 from verify.judging.truth import Clock
 from verify.problem.inputs import Inputs
@@ -146,7 +146,7 @@ def _sent(chosen: Sequence[tuple[Wanted, Plan, int]]) -> bool:
 
     with shared(trials, "run"):
         reply, failure = ask_several(list(hearings.values()), cell, ask)
-        found = [launch for own, those in runs for launch in _read(own, those)] if replies else []
+        found = [made for own, those in runs for made in _read(own, those)] if replies else []
         for (each, _, _), own_reply, made in zip(chosen, replies, found, strict=False):
             each.trial.launches[each.tag] = replace(made, reply=own_reply)
     if reply.ok:
@@ -175,9 +175,7 @@ def _runs(chosen: Sequence[tuple[Wanted, Plan, int]]) -> list[tuple[Runs, list[W
 
 def _read(runs: Runs, those: Sequence[Wanted]) -> list[Launch]:
     """The launches of these runs, as if all had ended well."""
-    outputs, written = runs.read()
-    parts = zip(those, outputs, runs.damages(), written, strict=True)
-    return [Launch(_WELL, each.poison, out, bad, whole) for each, out, bad, whole in parts]
+    return read(runs, [_WELL] * len(those), [each.poison for each in those])
 
 
 @contextlib.contextmanager

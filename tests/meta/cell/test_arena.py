@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.harness.laid import contents, damage
+from tests.harness.laid import laid as lay_alone
 from verify.cell.arena import (
     ALIGNMENT,
     CANARY,
@@ -19,14 +21,13 @@ from verify.cell.arena import (
     REDZONE,
     Arena,
     Damage,
-    Plan,
     bits,
-    fill,
     pattern,
     plan,
     slots_from,
     unwritten,
 )
+from verify.cell.arena_runs import Runs
 from verify.problem import Layout, Problem
 from verify.problem.inputs import tensors
 
@@ -51,22 +52,21 @@ by_buffer = pytest.mark.parametrize("name", BUFFERS)
 by_poison = pytest.mark.parametrize("poison", POISONS)
 
 
-def laid(arena: Arena, problem: Problem = PROBLEM, poison: str = "nan") -> Plan:
+def laid(arena: Arena, problem: Problem = PROBLEM, poison: str = "nan") -> Runs:
     where = plan(problem, lse=True, workspace=WORKSPACE)
-    arena.lay(where, tensors(problem).named, poison)
-    return where
+    return lay_alone(arena, where, tensors(problem).named, poison)
 
 
-def tensor(arena: Arena, where: Plan, name: str) -> Tensor:
-    return where[name].view(torch.from_numpy(arena.bytes))
+def tensor(runs: Runs, name: str) -> Tensor:
+    return runs.where[name].view(torch.from_numpy(runs.arena.bytes))
 
 
-def struck(arena: Arena, where: Plan, byte: int) -> Damage:
-    """The damage that the arena reports after one byte was flipped."""
-    arena.bytes[byte] ^= 0xFF
-    damage = arena.damage(where, "nan")
-    assert damage is not None, f"byte {byte} ({where.owner(byte)}) changed unseen"
-    return damage
+def struck(runs: Runs, byte: int) -> Damage:
+    """The damage that is found after one byte was flipped."""
+    runs.arena.bytes[byte] ^= 0xFF
+    found = damage(runs)
+    assert found is not None, f"byte {byte} ({runs.where.owner(byte)}) changed unseen"
+    return found
 
 
 # The plan.
@@ -111,10 +111,10 @@ def test_slots_survive_json() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
 def test_an_offset_misaligns_the_pointer(arena: Arena, offset: int, dtype: str) -> None:
     problem = PROBLEM.but(layout_q=Layout(offset=offset), dtype=dtype)
-    where = laid(arena, problem)
-    q = tensor(arena, where, "q")
+    runs = laid(arena, problem)
+    q = tensor(runs, "q")
     assert q.data_ptr() % ALIGNMENT == offset * q.itemsize
-    assert tensor(arena, where, "lse").data_ptr() % ALIGNMENT == 0
+    assert tensor(runs, "lse").data_ptr() % ALIGNMENT == 0
 
 
 def test_an_expanded_tensor_is_stored_once(arena: Arena) -> None:
@@ -125,15 +125,16 @@ def test_an_expanded_tensor_is_stored_once(arena: Arena) -> None:
         layout_k=Layout(expand="bh"),
         layout_v=Layout("bshd", expand="h"),
     )
-    where = laid(arena, problem)
+    runs = laid(arena, problem)
     inputs = tensors(problem)
-    k, v = tensor(arena, where, "k"), tensor(arena, where, "v")
+    k, v = tensor(runs, "k"), tensor(runs, "v")
     assert k.stride()[:2] == (0, 0)
     assert v.stride()[1] == 0
-    assert where["k"].end - where["k"].begin == 7 * 8 * 2  # seqlen_kv rows of head_dim halves
+    slot = runs.where["k"]
+    assert slot.end - slot.begin == 7 * 8 * 2  # seqlen_kv rows of head_dim halves
     assert torch.equal(bits(k.contiguous()), bits(inputs.k.expand(problem.shape_k).contiguous()))
     assert torch.equal(bits(v.contiguous()), bits(inputs.v.expand(problem.shape_v).contiguous()))
-    assert arena.damage(where, "nan") is None
+    assert damage(runs) is None
 
 
 # What is laid.
@@ -141,12 +142,12 @@ def test_an_expanded_tensor_is_stored_once(arena: Arena) -> None:
 
 @by_poison
 def test_inputs_are_as_generated_and_outputs_poisoned(arena: Arena, poison: str) -> None:
-    where = laid(arena, poison=poison)
+    runs = laid(arena, poison=poison)
     inputs = tensors(PROBLEM)
     for name in OURS:
-        assert torch.equal(bits(arena.read(where, name)), bits(getattr(inputs, name)))
+        assert torch.equal(bits(contents(runs, name)), bits(getattr(inputs, name)))
     for name in set(BUFFERS) - set(OURS):
-        assert bool(unwritten(arena.read(where, name), poison).all())
+        assert bool(unwritten(contents(runs, name), poison).all())
 
 
 # the fraction's first bit
@@ -187,13 +188,14 @@ def test_poisons_of_8_bits(dtype: torch.dtype) -> None:
     assert 256 < float(huge.float()) < math.inf
 
 
-def test_filling_a_strided_view_leaves_its_gaps() -> None:
-    storage = torch.zeros(20, dtype=torch.float32)
-    view = storage.as_strided((3, 2), (5, 1), 1)
-    fill(view, "nan")
-    assert int(storage.isnan().sum()) == 6
-    fill(storage.as_strided((0, 2), (5, 1), 1), "huge")  # nothing to fill, and no complaint
-    assert int(storage.isnan().sum()) == 6
+@by_poison
+def test_the_poison_of_a_strided_output_leaves_its_gaps(arena: Arena, poison: str) -> None:
+    runs = laid(arena, poison=poison)
+    slot = runs.where["out"]
+    held = torch.from_numpy(arena.bytes[slot.begin : slot.end]).view(torch.float16)
+    elements = math.prod(PROBLEM.shape_out)
+    assert int(unwritten(held, poison).sum()) == elements
+    assert int((bits(held) == CANARY).sum()) == held.numel() - elements > 0
 
 
 # Faults.
@@ -201,123 +203,122 @@ def test_filling_a_strided_view_leaves_its_gaps() -> None:
 
 @by_poison
 def test_a_clean_run_finds_nothing(arena: Arena, poison: str) -> None:
-    where = laid(arena, poison=poison)
-    assert arena.damage(where, poison) is None
+    runs = laid(arena, poison=poison)
+    assert damage(runs) is None
     for name in ("out", "lse", "workspace.acc", "workspace.partial"):
-        tensor(arena, where, name).fill_(1.25)
-    out = arena.read(where, "out")
+        tensor(runs, name).fill_(1.25)
+    out = contents(runs, "out")
     assert bool((out == 1.25).all())
-    assert arena.damage(where, poison) is None
+    assert damage(runs) is None
 
 
 @by_buffer
 @pytest.mark.parametrize("distance", [1, 2, 16, REDZONE])
 def test_a_byte_before_or_after_a_buffer_is_found(arena: Arena, name: str, distance: int) -> None:
-    where = laid(arena)
-    slot = where[name]
-    damage = struck(arena, where, slot.end + distance - 1)
-    assert (damage.slot, damage.count) == ("redzone", 1)
-    assert damage.where == f"{distance - 1} bytes past the end of {name}"
+    runs = laid(arena)
+    slot = runs.where[name]
+    found = struck(runs, slot.end + distance - 1)
+    assert (found.slot, found.count) == ("redzone", 1)
+    assert found.where == f"{distance - 1} bytes past the end of {name}"
 
-    where = laid(arena)
-    damage = struck(arena, where, slot.begin - distance)
-    assert (damage.slot, damage.count) == ("redzone", 1)
-    order = [s.name for s in where.slots]
+    runs = laid(arena)
+    found = struck(runs, slot.begin - distance)
+    assert (found.slot, found.count) == ("redzone", 1)
+    order = [s.name for s in runs.where.slots]
     neighbour = order[order.index(name) - 1] if order.index(name) else None
     words = f"past the end of {neighbour}" if neighbour else f"{distance} bytes before {name}"
-    assert words in damage.where
+    assert words in found.where
 
 
 def test_every_byte_that_is_no_output_is_guarded(arena: Arena) -> None:
     """A change of any byte outside the outputs is found (sampled)."""
-    where = laid(arena)
-    free = torch.zeros(where.size, dtype=torch.uint8)
+    runs = laid(arena)
+    free = torch.zeros(runs.where.size, dtype=torch.uint8)
     for name in set(BUFFERS) - set(OURS):
-        where[name].view(free).view(torch.uint8).fill_(1) if where[name].view(
-            free
-        ).is_contiguous() else bits(where[name].view(free)).fill_(-1)
+        view = runs.where[name].view(free)
+        view.view(torch.uint8).fill_(1) if view.is_contiguous() else bits(view).fill_(-1)
     guarded = (free == 0).nonzero().flatten()
     # out, lse, acc, partial
-    assert where.size - len(guarded) == 2 * 2 * 5 * 8 * 2 + 2 * 2 * 5 * 4 + 15 * 4 + 4 * 2
+    assert runs.where.size - len(guarded) == 2 * 2 * 5 * 8 * 2 + 2 * 2 * 5 * 4 + 15 * 4 + 4 * 2
     for byte in guarded[
         torch.randperm(len(guarded), generator=torch.Generator().manual_seed(0))[:200]
     ].tolist():
-        where = laid(arena)
-        assert struck(arena, where, byte).count == 1
+        runs = laid(arena)
+        assert struck(runs, byte).count == 1
 
 
 def test_a_write_into_the_gap_of_a_pitched_tensor_is_found(arena: Arena) -> None:
-    where = laid(arena)
-    gap = where["out"].start + PROBLEM.head_dim * 2  # just behind the first row
-    damage = struck(arena, where, gap)
-    assert (damage.slot, damage.count) == ("redzone", 1)
-    assert damage.where == "+16 bytes from the start of out, inside its allocation"
-    where = laid(arena)
-    damage = struck(arena, where, where["out"].start - 1)
-    assert damage.where == "-1 bytes from the start of out, inside its allocation"
+    runs = laid(arena)
+    gap = runs.where["out"].start + PROBLEM.head_dim * 2  # just behind the first row
+    found = struck(runs, gap)
+    assert (found.slot, found.count) == ("redzone", 1)
+    assert found.where == "+16 bytes from the start of out, inside its allocation"
+    runs = laid(arena)
+    found = struck(runs, runs.where["out"].start - 1)
+    assert found.where == "-1 bytes from the start of out, inside its allocation"
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_changed_input_is_found(arena: Arena, name: str) -> None:
-    where = laid(arena)
-    tensor(arena, where, name)[1, 0, 2, 3] += 1
-    damage = arena.damage(where, "nan")
-    assert damage is not None
-    assert damage.slot == name
-    assert f"from the start of {name}, inside its allocation" in damage.where
+    runs = laid(arena)
+    tensor(runs, name)[1, 0, 2, 3] += 1
+    found = damage(runs)
+    assert found is not None
+    assert found.slot == name
+    assert f"from the start of {name}, inside its allocation" in found.where
 
 
 def test_the_sign_of_a_zero_in_an_input_is_a_change(arena: Arena) -> None:
     problem = PROBLEM.but(distribution="counting")
-    where = laid(arena, problem)
-    tensor(arena, where, "q")[0, 0, 0, 0] = -0.0
-    damage = arena.damage(where, "nan")
-    assert damage is not None
-    assert (damage.slot, damage.count) == ("q", 1)
+    runs = laid(arena, problem)
+    tensor(runs, "q")[0, 0, 0, 0] = -0.0
+    found = damage(runs)
+    assert found is not None
+    assert (found.slot, found.count) == ("q", 1)
 
 
 def test_all_damaged_bytes_are_counted_and_the_first_is_named(arena: Arena) -> None:
-    where = laid(arena)
-    end = where["lse"].end
+    runs = laid(arena)
+    end = runs.where["lse"].end
     arena.bytes[end + 4 : end + 10] ^= 0xFF
-    arena.bytes[where.size - 1] ^= 0xFF
-    damage = arena.damage(where, "nan")
-    assert damage is not None
-    assert (damage.count, damage.where) == (7, "4 bytes past the end of lse")
+    arena.bytes[runs.where.size - 1] ^= 0xFF
+    found = damage(runs)
+    assert found is not None
+    assert (found.count, found.where) == (7, "4 bytes past the end of lse")
 
 
 @by_poison
 def test_an_element_left_unwritten_is_found(arena: Arena, poison: str) -> None:
-    where = laid(arena, poison=poison)
-    out = tensor(arena, where, "out")
+    runs = laid(arena, poison=poison)
+    out = tensor(runs, "out")
     kept = out[1, 0, 3, 5].clone()
     out.fill_(0.5)
-    assert not bool(unwritten(arena.read(where, "out"), poison).any())
+    assert not bool(unwritten(contents(runs, "out"), poison).any())
     out[1, 0, 3, 5] = kept
-    left = unwritten(arena.read(where, "out"), poison)
+    left = unwritten(contents(runs, "out"), poison)
     assert left.nonzero().tolist() == [[1, 0, 3, 5]]
 
 
 def test_an_honest_nan_is_not_taken_for_unwritten(arena: Arena) -> None:
-    where = laid(arena)
-    tensor(arena, where, "out").fill_(float("nan"))
-    assert not bool(unwritten(arena.read(where, "out"), "nan").any())
+    runs = laid(arena)
+    tensor(runs, "out").fill_(float("nan"))
+    assert not bool(unwritten(contents(runs, "out"), "nan").any())
 
 
 def test_damage_is_found_again_after_the_arena_was_laid_anew(arena: Arena) -> None:
-    where = laid(arena)
-    struck(arena, where, 0)
-    where = laid(arena, PROBLEM.but(seqlen_kv=33))
-    assert arena.damage(where, "nan") is None
-    assert struck(arena, where, where.size - 1).count == 1
+    runs = laid(arena)
+    struck(runs, 0)
+    runs = laid(arena, PROBLEM.but(seqlen_kv=33))
+    assert damage(runs) is None
+    assert struck(runs, runs.where.size - 1).count == 1
 
 
 def test_an_empty_problem_is_guarded_too(arena: Arena) -> None:
     problem = PROBLEM.but(seqlen_q=0, seqlen_kv=0)
-    where = laid(arena, problem)
-    assert arena.read(where, "out").shape == (2, 2, 0, 8)
-    assert arena.damage(where, "nan") is None
-    assert struck(arena, where, where["q"].begin).slot in ("redzone", "q")
+    runs = laid(arena, problem)
+    assert contents(runs, "out").shape == (2, 2, 0, 8)
+    assert damage(runs) is None
+    assert struck(runs, runs.where["q"].begin).slot in ("redzone", "q")
 
 
 # The arena itself.
@@ -343,26 +344,26 @@ def test_reserve_grows_and_says_so() -> None:
 
 def test_a_tensor_that_outlives_the_arena_does_no_harm() -> None:
     arena = Arena()
-    where = laid(arena)
-    q = tensor(arena, where, "q")
+    runs = laid(arena)
+    q = tensor(runs, "q")
     wanted = q.clone()
     arena.reserve(arena.capacity + 1)
     assert torch.equal(q, wanted)
-    arena.lay(where, tensors(PROBLEM).named, "nan")
-    assert arena.damage(where, "nan") is None
+    runs = laid(arena)
+    assert damage(runs) is None
     arena.close()
     assert torch.equal(q, wanted)
 
 
 def test_another_process_sees_the_same_bytes(arena: Arena) -> None:
-    where = laid(arena)
+    runs = laid(arena)
     size = os.fstat(arena.fd).st_size
     data = os.pread(arena.fd, size, 0)
     assert data == arena.bytes.tobytes()
-    os.pwrite(arena.fd, b"\0", where["q"].begin - 1)
-    damage = arena.damage(where, "nan")
-    assert damage is not None
-    assert damage.where == "1 bytes before q"
+    os.pwrite(arena.fd, b"\0", runs.where["q"].begin - 1)
+    found = damage(runs)
+    assert found is not None
+    assert found.where == "1 bytes before q"
 
 
 def test_nobody_can_change_the_size_of_the_arena(arena: Arena) -> None:

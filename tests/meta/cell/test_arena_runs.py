@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.harness.laid import laid as lay_alone
 from tests.meta.cell.test_arena import PROBLEM, WORKSPACE
 from verify.cell.arena import Arena, Plan, bits, plan
 from verify.cell.arena_runs import Runs
@@ -48,7 +49,7 @@ def test_each_run_lies_as_it_does_alone(problem: object) -> None:
     for run, poison in enumerate(POISONS):
         alone = Arena()
         case = (PROBLEM if problem is PROBLEM else SHARED).but(seed=run)
-        alone.lay(runs.where, tensors(case).named, poison)
+        lay_alone(alone, runs.where, tensors(case).named, poison)
         assert np.array_equal(row(runs, run), alone.bytes[: runs.where.size])
 
 

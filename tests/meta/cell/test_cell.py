@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.harness.kernel_files import FILL, WHERE, Writer, run, works
+from tests.harness.kernel_files import FILL, PROBLEM, REQUEST, WHERE, Writer, run, works
+from tests.harness.laid import damage, laid
 from verify.cell.arena import Arena
 from verify.cell.process import Cell
+from verify.problem.inputs import tensors
 
 torch.set_num_threads(1)
 
@@ -208,10 +210,11 @@ def test_garbage_in_every_descriptor_harms_nobody(cell: Cell, arena: Arena, writ
             except OSError:
                 pass
         """)
-    reply = run(cell, bad, arena)
+    runs = laid(arena, WHERE, tensors(PROBLEM).named)
+    reply = cell.run(str(bad), REQUEST, arena)
     assert reply.status == "crash"
-    damage = arena.damage(WHERE, "nan")
-    assert damage is None or damage.slot == "redzone"
+    found = damage(runs)
+    assert found is None or found.slot == "redzone"
     assert works(cell, write(FILL), arena)
 
 

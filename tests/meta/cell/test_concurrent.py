@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.harness.laid import contents, damage, laid
 from verify.cell.arena import Arena, bits, negated, plan, side_by_side, side_name
 from verify.cell.child import KernelProcess
 from verify.cell.concurrent import LAUNCHES, Streams, run_concurrently
@@ -61,7 +62,7 @@ class Turns:
 def filled(problem: Problem = PROBLEM) -> Tensor:
     """The bytes of an arena with that problem's inputs, and poison."""
     arena, where = Arena(), plan(problem, lse=True, workspace={})
-    arena.lay(where, tensors(problem).named, "nan")
+    laid(arena, where, tensors(problem).named)
     found = torch.from_numpy(arena.bytes[: where.size].copy())
     arena.close()
     return found
@@ -163,15 +164,15 @@ def test_launches_lie_side_by_side_and_damage_in_any_of_them_is_seen(entry: str)
     assert whole.size == 2 * where.size
     arena = Arena()
     try:
-        arena.lay(whole, inputs, "nan")
+        runs = laid(arena, whole, inputs)
         halves = torch.from_numpy(arena.bytes[: whole.size]).view(2, -1).unbind()
         assert [float(where["q"].view(half).mean()) for half in halves] == [0.5, -0.5]
         for half in halves:
             for slot in where.of("output"):
                 slot.view(half).fill_(1.0)
-        assert arena.damage(whole, "nan") is None
+        assert damage(runs) is None
         halves[1][where["k"].start] ^= 1
-        found = arena.damage(whole, "nan")
+        found = damage(runs)
         assert found is not None
         assert found.slot == side_name(1, "k")
     finally:
@@ -268,7 +269,7 @@ def test_a_process_runs_every_launch_in_its_own_buffers_and_judges_nothing(stead
     both = (given, given | {"q": negated(given["q"])})
     whole, inputs = side_by_side(WHERE, [both[i % 2] for i in range(LAUNCHES)])
     arena = Arena()
-    arena.lay(whole, inputs, "nan")
+    runs = laid(arena, whole, inputs)
     process.host = torch.from_numpy(arena.bytes[: whole.size])
     request = {
         "op": "run",
@@ -288,7 +289,7 @@ def test_a_process_runs_every_launch_in_its_own_buffers_and_judges_nothing(stead
     assert process._answer(request, []) == {"status": "ok", "held": True}
     assert len(calls) == 1 + LAUNCHES
     for launch, name in enumerate(SIDES):
-        assert arena.read(whole, name).equal(both[launch % 2]["q"]), "each of its own inputs"
-    assert arena.damage(whole, "nan") is None
+        assert contents(runs, name).equal(both[launch % 2]["q"]), "each of its own inputs"
+    assert damage(runs) is None
     process.host = torch.empty(0, dtype=torch.uint8)
     arena.close()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.harness.fake_trials import OK, PLAIN, convicted, right_run, trial_of
+from tests.harness.laid import laid
 from tests.harness.property_cases import Bench, bench
 from verify.cell import ways
 from verify.cell.arena import Arena, bits, plan, side_name
@@ -65,7 +66,7 @@ def test_the_pages_of_every_input_and_of_no_output_are_read_only() -> None:
             assert end <= slot.begin or slot.end <= begin
     arena = Arena()
     try:
-        arena.lay(where, tensors(problem).named, "nan")
+        laid(arena, where, tensors(problem).named)
         host = torch.from_numpy(arena.bytes)
         with ways.read_only(where.slots, host):
             where["out"].view(host).fill_(1.0)
@@ -131,7 +132,7 @@ def request(**more: object) -> dict[str, Any]:
 def filled() -> Tensor:
     """The bytes of an arena with the problem's inputs, and poison."""
     arena = Arena()
-    arena.lay(WHERE, tensors(PROBLEM).named, "nan")
+    laid(arena, WHERE, tensors(PROBLEM).named)
     host = torch.from_numpy(arena.bytes[: WHERE.size].copy())
     arena.close()
     return host
@@ -257,7 +258,7 @@ def test_a_q_with_expanded_heads_is_negated_once(dtype: str) -> None:
     where, given = plan(problem, lse=True, workspace={}), tensors(problem)
     arena = Arena()
     try:
-        arena.lay(where, given.named, "nan")
+        laid(arena, where, given.named)
         host = torch.from_numpy(arena.bytes)
         ways._negate(where.slots, host)
         view = where["q"].view(host)

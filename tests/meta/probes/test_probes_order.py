@@ -167,18 +167,18 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int
     for name, file in files.items():
         file.write_text(KERNEL.replace("{body}", BODIES[name]), encoding="utf-8")
     declarations = dict(zip(files, roster(list(files.values())).declarations, strict=True))
-    fork_server, arena = ForkServer(PLAIN_CPU), Arena()
-    cells = {name: Cell(fork_server) for name in files}
+    fork_server = ForkServer(PLAIN_CPU)
+    cells = {name: (Cell(fork_server), Arena()) for name in files}
 
     def asked(name: str, keys: int) -> OrderProbe:
         declaration = declarations[name]
-        return order.probe(declaration, declaration.configs[0], cells[name], arena, "cpu", keys)
+        return order.probe(declaration, declaration.configs[0], *cells[name], "cpu", keys)
 
     yield asked
-    for cell in cells.values():
+    for cell, arena in cells.values():
         cell.close()
+        arena.close()
     fork_server.close()
-    arena.close()
 
 
 BODIES = {name: body for name, (body, _, _) in ORDERS.items()} | {

@@ -22,6 +22,7 @@ from references.quantisation import (
     quantisation_words,
 )
 from tests.harness.fake_trials import DECLARED, SHAPE
+from tests.harness.laid import contents, laid
 from verify.cell.arena import Arena, plan
 from verify.problem import Problem
 from verify.problem.inputs import dequantised, stored_factors, tensors, unit_factors
@@ -117,9 +118,9 @@ def test_block_scales_have_their_own_shape(blocks: type[Quantisation]) -> None:
         "descale_v": (2, 2, 3, 18),
     }
     arena, where = Arena(), plan(problem, lse=True, workspace={})
-    arena.lay(where, given.named, "nan")
+    runs = laid(arena, where, given.named)
     for name, tensor in given.others.items():
-        assert torch.equal(arena.read(where, name), tensor)
+        assert torch.equal(contents(runs, name), tensor)
     arena.close()
 
 

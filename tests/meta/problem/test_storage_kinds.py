@@ -14,6 +14,7 @@ import torch
 from references.premises import EVERY_PREMISE, Premise
 from tests.harness.court import Court, court_of
 from tests.harness.fake_trials import DECLARED
+from tests.harness.laid import damage, laid
 from tests.harness.outside_storage import KERNELS, STORAGES
 from verify.campaign.edge_cases import edge_cases
 from verify.campaign.targets import Target, excludes_group
@@ -155,7 +156,7 @@ def test_a_report_says_that_a_kernel_takes_it() -> None:
 def test_it_is_laid_and_its_gaps_are_canaries(kinds: dict[str, type[Storage]], text: str) -> None:
     problem, arena = Problem.parse(text), Arena()
     where, given = plan(problem, lse=True, workspace={}), tensors(problem)
-    arena.lay(where, given.named, "nan")
+    runs = laid(arena, where, given.named)
     whole = torch.from_numpy(arena.bytes)
     values = (CANARY << 16) + CANARY
     for name in "kv":
@@ -169,14 +170,14 @@ def test_it_is_laid_and_its_gaps_are_canaries(kinds: dict[str, type[Storage]], t
         else:
             rows = held[""].mT.flatten(2, 3)
         assert torch.equal(rows[:, :, : problem.seqlen_kv], getattr(given, name))
-    assert arena.damage(where, "nan") is None
+    assert damage(runs) is None
     slot = where["k.pages" if "pages" in held else "k"]
     arena.bytes[slot.end - 1] ^= 0xFF
-    damage = arena.damage(where, "nan")
-    assert damage is not None
-    assert damage.slot == slot.name
+    found = damage(runs)
+    assert found is not None
+    assert found.slot == slot.name
     both, inputs = side_by_side(where, [given.named, given.named])
-    arena.lay(both, inputs, "nan")
+    laid(arena, both, inputs)
     second = both[side_name(1, slot.name)].view(torch.from_numpy(arena.bytes))
     assert torch.equal(bits(second), bits(slot.view(torch.from_numpy(arena.bytes))))
     arena.close()

@@ -13,6 +13,7 @@ import torch
 from references.premises import Premise
 from tests.harness.court import Court, court_of
 from tests.harness.fake_trials import DECLARED
+from tests.harness.laid import damage, laid
 from verify.campaign.edge_cases import edge_cases
 from verify.campaign.targets import Target
 from verify.cell.arena import CANARY, Arena, bits, plan
@@ -197,7 +198,7 @@ def test_v_can_lie_so_beside_strided_k() -> None:
 
     arena, where = Arena(), plan(problem, lse=True, workspace={})
     given = tensors(problem)
-    arena.lay(where, given.named, "nan")
+    laid(arena, where, given.named)
     assert torch.equal(where["v"].view(torch.from_numpy(arena.bytes)), given.v.mT)
     arena.close()
 
@@ -288,7 +289,7 @@ def test_it_is_laid_and_its_gaps_are_canaries(keys: int, dtype: str) -> None:
     problem = Problem.parse(PITCHED.replace("skv=21", f"skv={keys}")).but(dtype=dtype)
     arena, where = Arena(), plan(problem, lse=True, workspace={})
     given = tensors(problem)
-    arena.lay(where, given.named, "nan")
+    runs = laid(arena, where, given.named)
     slot = where["k"]
     whole = torch.from_numpy(arena.bytes)
     assert torch.equal(slot.view(whole), given.k.mT)
@@ -300,9 +301,9 @@ def test_it_is_laid_and_its_gaps_are_canaries(keys: int, dtype: str) -> None:
     )
     assert int((held == canary).sum()) == held.numel() - given.k.numel() == 2 * 2 * 8 * (row - keys)
     arena.bytes[slot.end - 1] ^= 0xFF
-    damage = arena.damage(where, "nan")
-    assert damage is not None
-    assert damage.slot == "k"
+    found = damage(runs)
+    assert found is not None
+    assert found.slot == "k"
     arena.close()
 
 

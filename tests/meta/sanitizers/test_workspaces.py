@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.harness.fake_sanitizer import fake_tool
+from tests.harness.laid import laid
 from tests.harness.warm_child import warm
 from verify.cell.arena import Arena, bits, pattern, plan
 from verify.cell.discovery import roster
@@ -98,7 +99,7 @@ def test_workspaces_hold_poison_but_where_the_tool_looks_for_unwritten_memory(
     arena = Arena()
     try:
         for poison in ("nan", "huge"):
-            arena.lay(where, tensors(PROBLEM).named, poison)
+            laid(arena, where, tensors(PROBLEM).named, poison)
             host = torch.from_numpy(arena.bytes)
             separate = IsolatedBuffers(where.slots, host, "cpu", poisoned=True)
             scratch = where["workspace.scratch"].view(separate)  # type: ignore[arg-type]
