@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +13,7 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 
 from verify.cell.discovery import environment
 from verify.judging.measuring import probe_problem
+from verify.machine.settings import LARGEST
 from verify.oracles import Oracle, groups, of_group
 from verify.problem import Problem, strategies
 from verify.problem.outside import outside
@@ -39,7 +41,8 @@ class Target:
 
     @cached_property
     def problems(self) -> SearchStrategy[Problem]:
-        """The problems that this target draws, small enough for this machine."""
+        """The problems that this target draws, small enough for this machine and for
+        VERIFY_LARGEST."""
         device = (
             "gpu"
             if environment().device == "cuda"
@@ -47,7 +50,7 @@ class Target:
             if self.declaration.interpreted
             else "cpu"
         )
-        return self.within(LIMITS[device])
+        return self.within(LIMITS[device].at_most(int(os.environ.get(LARGEST, "0"))))
 
     def within(self, limits: Limits) -> SearchStrategy[Problem]:
         """The problems that this target draws, no larger than that."""

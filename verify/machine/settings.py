@@ -65,6 +65,9 @@ JUDGE_DEVICE = "VERIFY_JUDGE_DEVICE"
 SIBLINGS = "VERIFY_SIBLINGS"
 """How many cases of the same shape are judged beside each drawn one."""
 
+LARGEST = "VERIFY_LARGEST"
+"""How many numbers a random problem may have."""
+
 LAUNCHERS = "VERIFY_LAUNCHERS"
 """How many processes launch kernels on one GPU at the same time."""
 
@@ -148,6 +151,15 @@ SETTINGS = (
         " of random accuracy and gradients; they share messages to the kernel process, and their"
         " references and bounds are computed together"
         " ([performance.md](../performance.md#many-cases-at-once)).",
+    ),
+    Setting(
+        LARGEST,
+        "count",
+        "0",
+        "The most pairs of a query and a key that a random problem has, and the most elements of"
+        " Q, K, V and O together unless a single head has more; lengths are a 32nd of it at most."
+        " 0: what is usual for the device. Small problems are judged several times as fast"
+        " ([performance.md](../performance.md#a-campaign-of-small-problems)).",
     ),
     Setting(
         LAUNCHERS,

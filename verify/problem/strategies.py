@@ -109,6 +109,19 @@ class Limits:
     pairs: int
     elements: int
 
+    def at_most(self, largest: int) -> Limits:
+        """No more pairs than that, nor elements unless a single head has more, and lengths that
+        leave room for some head dims; the same for 0."""
+        if not largest:
+            return self
+        return replace(
+            self,
+            seqlen=min(self.seqlen, max(largest // 64, 1)),
+            long_seqlen=min(self.long_seqlen, max(largest // 32, 1)),
+            pairs=min(self.pairs, largest),
+            elements=min(self.elements, largest),
+        )
+
 
 INTERPRETER = Limits(seqlen=160, long_seqlen=400, heads=4, batch=3, pairs=40_000, elements=200_000)
 CPU = Limits(seqlen=300, long_seqlen=1100, heads=8, batch=4, pairs=250_000, elements=1_000_000)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import find, given, seed, settings
@@ -22,6 +23,8 @@ from tests.harness.drawn_problems import (
     sample,
 )
 from tests.properties import tier
+from verify.campaign.targets import Target
+from verify.machine.settings import LARGEST
 from verify.problem import Layout, Problem
 from verify.problem.coverage import bins_reachable, bins_required, coverage_bins
 from verify.problem.distributions import ordinary
@@ -35,6 +38,8 @@ from verify.variant import Config, Support
 REFUSED = 80  # draws at once of problems outside a support
 by_support = pytest.mark.parametrize("name", SUPPORTS)
 by_limits = pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+ALL_LIMITS = LIMITS | {"small": LIMITS["gpu"].at_most(1 << 14)}
+by_all_limits = pytest.mark.parametrize("limits", ALL_LIMITS.values(), ids=ALL_LIMITS)
 
 
 def simplest(
@@ -52,7 +57,7 @@ def elements(problem: Problem) -> int:
 
 
 @tier.first_tier("name", "limits")
-@by_limits
+@by_all_limits
 @by_support
 def test_problems_lie_inside_the_support_and_the_limits(name: str, limits: Limits) -> None:
     support = SUPPORTS[name]
@@ -68,6 +73,18 @@ def test_problems_lie_inside_the_support_and_the_limits(name: str, limits: Limit
             limits.elements, elements(problem.but(batch=1, heads_q=1, heads_kv=1, mask=_plain))
         )
         assert max(problem.seqlen_q, problem.seqlen_kv) <= limits.long_seqlen
+
+
+def test_a_campaign_of_small_problems_is_asked_for_by_a_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = Target(declare(SUPPORTS["usual"]), Config(), "float16", "accuracy")
+    assert max(p.pairs for p in sample(target.problems, 100)) > 1 << 12
+    monkeypatch.setenv(LARGEST, str(1 << 12))
+    target = replace(target)  # which has drawn nothing yet
+    small = sample(target.problems, 100)
+    assert max(p.pairs for p in small) <= 1 << 12
+    assert max(max(p.seqlen_q, p.seqlen_kv) for p in small) <= 1 << 7
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32"])
@@ -249,7 +266,7 @@ def test_a_failure_shrinks_to_what_it_needs(condition: str) -> None:
 
 
 @tier.first_tier()
-@by_limits
+@by_all_limits
 def test_edges_and_bins_are_reached(limits: Limits) -> None:
     """A campaign of 1500 problems fills every bin, on the slowest machine too."""
     config = Config(block_m=64, block_n=32)
