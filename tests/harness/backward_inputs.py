@@ -10,6 +10,7 @@ from torch import Tensor
 
 from references.attention import forward as reference
 from references.score_mods import cap_of
+from tests.harness.drawn_inputs import drawn, drawn_dout
 from tests.harness.emulation import Result
 from verify.problem import Problem
 from verify.problem.inputs import dout as upstream
@@ -28,12 +29,13 @@ class Inputs:
     @staticmethod
     def of(problem: Problem, device: str = "cpu") -> Inputs:
         """Those of the problem's distribution, made on that device with the same bits on each."""
-        made = tensors(problem, device)
+        on_cpu = device == "cpu"
+        made = drawn(problem) if on_cpu else tensors(problem, device)
         return Inputs(
             made.q.expand(problem.shape_q),
             made.k.expand(problem.shape_k),
             made.v.expand(problem.shape_v),
-            upstream(problem, device),
+            drawn_dout(problem) if on_cpu else upstream(problem, device),
         )
 
     def to(self, device: str) -> Inputs:

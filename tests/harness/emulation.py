@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from references.score_mods import cap_of
+from tests.harness.drawn_inputs import drawn
 from tests.harness.emulated_steps import LOG2E, Kernel, Luck, Steps, visible_pairs
 from tests.harness.emulated_sums import truncated
 from verify.arithmetic.instructions import ULP, tanh_error
 from verify.problem import Problem
-from verify.problem.inputs import tensors
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Result:
 
 def emulate(problem: Problem, kernel: Kernel, luck: Luck = Luck.NEAREST) -> Result:
     """One forward pass with the problem's inputs."""
-    inputs, factors = tensors(problem), {}
+    inputs, factors = drawn(problem), {}
     for name in ("q", "k", "v"):
         shape = problem.quantisation.factors(name, problem.shapes)
         stored = inputs.others.get(f"descale_{name}", torch.ones(1, 1)).expand(shape)

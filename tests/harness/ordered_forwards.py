@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from tests.harness.declared import flat_numerics
+from tests.harness.drawn_inputs import drawn
 from tests.harness.emulation import Kernel, Luck, emulate
 from verify.arithmetic.dtypes import DType
 from verify.judging.comparison import compare
 from verify.judging.lattice import acceptable, explained
 from verify.judging.truth import Truth, compute_truth
 from verify.problem import Problem
-from verify.problem.inputs import dequantised, tensors
+from verify.problem.inputs import dequantised
 from verify.tolerance.forward import resolve
 from verify.tolerance.intervals import Interval
 from verify.variant import Config
@@ -165,7 +166,7 @@ def problem_of(text: str, dtype: str, distribution: str = "normal", seed: int = 
 def truth_of(problem: Problem, declared: Kernel) -> Truth:
     """The truth with the bounds of an emulated kernel's declaration."""
     arithmetic = resolve(declared.numerics, Config(block_m=declared.tile), problem, declared.arch)
-    return compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
+    return compute_truth(problem, dequantised(problem, drawn(problem)), [arithmetic])
 
 
 def judged(

@@ -32,6 +32,7 @@ EXAMPLES = 10  # per dtype and group of oracles, if nothing is said
 _FAILURES = 4  # kinds of failures that the message tells in full
 _GPUS = "CUDA_VISIBLE_DEVICES"
 _PYTEST = "PYTEST_"  # variables of the pytest that calls: its options are not the campaign's
+_COUNT = "PYTEST_XDIST_WORKER_COUNT"  # by it the campaign knows how many cores are its own
 
 
 @dataclass(frozen=True)
@@ -181,9 +182,9 @@ def campaign(request: RunRequest, deadline: float | None) -> tuple[int, str]:
 @contextlib.contextmanager
 def _without_pytest() -> Iterator[None]:
     """Hide the variables of a surrounding pytest from the campaign's own.  The campaigns of
-    different workers of pytest-xdist get different GPUs."""
+    different workers of pytest-xdist get different GPUs, and each its share of the cores."""
     mask = device.gpus_for(os.environ.get("PYTEST_XDIST_WORKER", ""))
-    changed = [name for name in os.environ if name.startswith(_PYTEST)]
+    changed = [name for name in os.environ if name.startswith(_PYTEST) and name != _COUNT]
     changed += [] if mask is None else [_GPUS]
     before = {name: os.environ.pop(name) for name in changed if name in os.environ}
     if mask is not None:

@@ -24,7 +24,7 @@ from verify.judging.trial import Trial
 from verify.problem import Problem
 from verify.problem.inputs import Inputs, unit_factors
 from verify.problem.lengths import raised
-from verify.problem.refusal import fewest_heads, plainest
+from verify.problem.refusal import fewest_heads, nearest_head_dim, plainest
 from verify.variant import Declaration, Support
 
 UNDECIDED = "undecided"
@@ -102,14 +102,13 @@ def probe_problem(
     `head_dim`.  If the support needs it, lengths are raised to those that it has, and a key head
     has two query heads."""
     support = declaration.support
-    nearest = min(support.head_dims, key=lambda d: (abs(d - head_dim), d))
     lengths = [int(shape.pop(name)) for name in ("seqlen_q", "seqlen_kv")]  # type: ignore[arg-type]
     rows, keys = raised(support, *lengths)
     shape.setdefault("heads_q", fewest_heads(support))
     return Problem(
         seqlen_q=rows,
         seqlen_kv=keys,
-        head_dim=nearest,
+        head_dim=nearest_head_dim(support.head_dims, head_dim),
         dtype=dtype,
         seed=1,
         **plainest(support),

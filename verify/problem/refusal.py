@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from references.quantisation import parse_quantisation
@@ -46,6 +48,16 @@ def plainest(support: Support) -> dict[str, Any]:
 def fewest_heads(support: Support) -> int:
     """Query heads of one key head, as few as a kernel of that support takes."""
     return 2 if support.grouped_heads == "only" else 1
+
+
+@cache
+def nearest_head_dim(dims: Sequence[int], wanted: int, *, larger: bool = False) -> int:
+    """Of a support's head dims, the one nearest to `wanted`.
+
+    dims: a tuple or a range; a session asks thousands of times for few supports.  larger: whether
+    it is the larger one of two that are equally near, not the smaller one.
+    """
+    return min(dims, key=lambda dim: (abs(dim - wanted), -dim if larger else dim))
 
 
 def inside(support: Support, problem: Problem | None) -> bool:

@@ -130,6 +130,21 @@ def test_the_campaigns_of_workers_have_different_gpus(
     assert os.environ.get("PYTEST_XDIST_WORKER") == worker
 
 
+def test_the_campaigns_of_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own number of threads each campaign computes from the count of workers."""
+    count = "PYTEST_XDIST_WORKER_COUNT"
+    monkeypatch.setenv(count, "16")
+    seen: list[str | None] = []
+
+    def execute(*_: object) -> int:
+        seen.append(os.environ.get(count))
+        return 0
+
+    monkeypatch.setattr(checking, "execute", execute)
+    checking.campaign(checking.request_of(Path("mine.py"), Defaults()), None)
+    assert seen == [os.environ[count]] == ["16"]
+
+
 def test_usage_errors_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WRONG, encoding="utf-8")
     for options, words in (

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from tests.harness.declared import flat_numerics
+from tests.harness.drawn_inputs import drawn
 from tests.harness.emulation import Kernel, Luck, Result, emulate
 from verify.arithmetic.dtypes import dtype_named
 from verify.judging.comparison import compare
 from verify.judging.truth import Truth, compute_truth
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
-from verify.problem.inputs import dequantised, tensors
+from verify.problem.inputs import dequantised
 from verify.tolerance.forward import BEST, ForwardArithmetic, resolve
 from verify.variant import Config, Numerics
 
@@ -98,7 +99,7 @@ def truth_of(problem: Problem, numerics: Numerics, arch: str) -> Truth:
 
 
 def truth_under(problem: Problem, arithmetic: ForwardArithmetic) -> Truth:
-    return compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
+    return compute_truth(problem, dequantised(problem, drawn(problem)), [arithmetic])
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from references.masks import Causal, Full, Lengths, Mask
 from verify.cell.discovery import environment
 from verify.problem import Problem
 from verify.problem.known_answers import GATHERS, gather_possible
-from verify.problem.refusal import fewest_heads, plainest
+from verify.problem.refusal import fewest_heads, nearest_head_dim, plainest
 from verify.variant import Declaration, Support
 
 # rows or keys: past the powers of two at which indices wrap, with a ragged tail
@@ -145,7 +145,7 @@ def nearest(
         heads_kv=heads_kv,
         seqlen_q=seqlen_q,
         seqlen_kv=seqlen_kv,
-        head_dim=min(support.head_dims, key=lambda dim: (abs(dim - wanted), -dim)),
+        head_dim=nearest_head_dim(support.head_dims, wanted, larger=True),
         dtype=dtype,
         seed=_SEED,
         **plainest(support),

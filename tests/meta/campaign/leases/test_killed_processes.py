@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,10 @@ from verify.campaign.leases import journal
 from verify.campaign.leases.events import Done, Event, Joined, Left
 from verify.evidence import load
 
-pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
+# What imports this file need not import `distributed`, which takes a second.
+pytestmark = pytest.mark.skipif(
+    find_spec("distributed") is None, reason="the extra [campaign] is not installed"
+)
 
 SEEDS = 3
 FIRST = 11

@@ -4,6 +4,7 @@ twice."""
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from verify.campaign.leases.events import Joined
 from verify.campaign.leases.merged import Merged
 from verify.evidence import load
 
-pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
+# What imports this file need not import `distributed`, which takes a second.
+pytestmark = pytest.mark.skipif(
+    find_spec("distributed") is None, reason="the extra [campaign] is not installed"
+)
 
 
 @pytest.mark.for_ci
