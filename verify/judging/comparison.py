@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -153,19 +153,29 @@ def _ulps(
     unit = torch.maximum(place, spacing(size.sqrt_(), output))
     errors = {"ulp": error, "best": (want / place).round() * place - want}
     sizes = {key: off.abs().div_(unit) for key, off in errors.items()}
-    measures: list[dict[str, float]] = []
-    for case, counts in enumerate(judged):
-        measures.append({})
-        for key, of_all in sizes.items():
-            own = of_all[case].flatten() if every else of_all[case][counts]
-            values = own.nan_to_num(nan=torch.inf).numpy()
-            if len(values):
-                half, most = ((level * len(values) - 1) // 100 for level in (50, 99))
-                # one place at a time: numpy looks for several by slower means
-                below_most = np.partition(values, most)[: most + 1]
-                measures[-1][f"{key}50_{name}"] = float(np.partition(below_most, half)[half])
-                measures[-1][f"{key}99_{name}"] = float(below_most[most])
-    return measures
+    if every:
+        return _percentiles(name, {key: of_all.flatten(1) for key, of_all in sizes.items()})
+    return [
+        _percentiles(name, {key: of_all[case][counts][None] for key, of_all in sizes.items()})[0]
+        for case, counts in enumerate(judged)
+    ]
+
+
+def _percentiles(name: str, sizes: Mapping[str, Tensor]) -> list[dict[str, float]]:
+    """Median and 99th percentile of each row of numbers (cases, n), by the word before "50" and
+    "99"; none of rows without numbers."""
+    found: list[dict[str, float]] = [{} for _ in next(iter(sizes.values()))]
+    for key, of_all in sizes.items():
+        values = of_all.nan_to_num(nan=torch.inf).numpy()
+        if not values.shape[1]:
+            continue
+        half, most = ((level * values.shape[1] - 1) // 100 for level in (50, 99))
+        # one place at a time: numpy looks for several by slower means
+        below_most = np.partition(values, most)[:, : most + 1]
+        medians = np.partition(below_most, half)[:, half].tolist()
+        for own, median, largest in zip(found, medians, below_most[:, most].tolist(), strict=True):
+            own |= {f"{key}50_{name}": median, f"{key}99_{name}": largest}
+    return found
 
 
 def spacing(size: Tensor, output: DType) -> Tensor:

@@ -137,7 +137,7 @@ class Problem:
         """What a score mod counts positions in."""
         return Extent(self.heads_q, self.seqlen_q, self.seqlen_kv)
 
-    @property
+    @cached_property
     def features(self) -> tuple[Feature, ...]:
         """Everything in this problem that is not plain attention on strided tensors."""
         found: list[Feature] = []

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from kernels.cute import flash_forward as kernel
 from kernels.masks import mask_build
 from references.masks import parse_mask
 from references.score_mods import Softcap
+from tests.harness.cute_builds import sources
 from tests.harness.cute_cases import MASKS, SHAPES
 from tests.harness.cute_faults import FAULTS
 from tests.harness.cute_forward_trial import HostTrial
@@ -367,3 +369,14 @@ def conflicts(place: Callable[[int, int, int], int], columns: int) -> int:
             banks = [place(columns, first + row, column) // 8 % 8 for row in range(8)]
             found += len(banks) - len(set(banks))
     return found
+
+
+def test_builds_made_ahead_are_those_that_are_launched() -> None:
+    ahead = sources()
+    for config, dtype, head_dim in product(kernel.CONFIGS, family.ELEMENTS, family.HEAD_DIMS):
+        assert kernel.launch(config, dtype, head_dim, "").source in ahead
+    assert len(ahead) == 168
+    assert {source.path.name for source in ahead} == {
+        *("flash_forward.cu", "hopper_forward.cu", "hopper_fp8_forward.cu", "flash_backward.cu"),
+        "row_sums.cu",
+    }
