@@ -297,7 +297,6 @@ WIDE_SUPPORT = replace(
     SUPPORT,
     descalings=("none", "tensor", "head", "block128"),
     head_dims=range(16, 129),
-    devices=("cuda",),
     capability=(9, 0),
     max_capability=(9, 0),
 )
@@ -337,7 +336,7 @@ VARIANTS = [
         "triton-fp8-transposed-wide-forward",
         "block",
         WIDE,
-        WIDE_SUPPORT,
+        replace(WIDE_SUPPORT, devices=("cuda",)),
     ),
 ]
 

@@ -6,6 +6,7 @@ WHOLE = "sq=32,skv=1024,d=64,dtype=float8_e4m3fn,lv=transposedv"
 VARIANT = "triton-fp8-transposed-forward"
 # It is declared for GPUs alone: the interpreter adds up its blocks exactly.
 PROMOTED_BY_BLOCK = "triton-fp8-transposed-block-forward"
+WIDE = "triton-fp8-transposed-wide-forward"
 
 FAULTS = (
     Fault(
@@ -51,6 +52,20 @@ FAULTS = (
             (
                 "acc += tl.dot(p_tile, v_tile)",
                 "acc += tl.dot(p_tile, v_tile).to(tl.float16).to(tl.float32)",
+            ),
+        ),
+        common=WHOLE,
+    ),
+    Fault(
+        name="fp8-wide-loads-half-a-block",
+        about="of a block of 128 keys, pieces of V beyond the 64th key are not loaded",
+        source="none known",
+        file=TRITON_FP8_TRANSPOSED,
+        variant=WIDE,
+        edits=(
+            (
+                "(piece < tl.cdiv(last, PIECE))",
+                "(piece < tl.minimum(tl.cdiv(last, PIECE), begin // PIECE + 4))",
             ),
         ),
         common=WHOLE,

@@ -121,7 +121,10 @@ FAULTS = (
                     " args.softmax_scale * LOG2_E)"
                 ),
             ),
-            ("_FLOAT32 = {", "_SCALES: dict = {}\n_FLOAT32 = {"),
+            (
+                "aligned, general = twice(",
+                "_SCALES: dict = {}\naligned, general = twice(",
+            ),
         ),
         common=SQUARE,
     ),

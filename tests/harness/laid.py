@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from verify.cell.arena import Arena, Damage, Plan
+from verify.cell.arena import Arena, Damage, Plan, pattern
 from verify.cell.arena_runs import Runs
 
 
@@ -28,3 +28,8 @@ def damage(runs: Runs) -> Damage | None:
     """The damage to one run, whose outputs it overwrites."""
     (found,) = runs.damages()
     return found
+
+
+def fill(view: Tensor, poison: str) -> None:
+    """Fill a buffer with a poison, as if it was never written."""
+    view.copy_(pattern(view.dtype, poison).expand(view.shape))

@@ -22,8 +22,9 @@ from tests.harness.fake_trials import (
     trial_of,
     tried,
 )
+from tests.harness.laid import fill
 from verify.arithmetic.dtypes import dtype_named
-from verify.cell.arena import Damage, fill
+from verify.cell.arena import Damage
 from verify.cell.process import Reply
 from verify.judging.comparison import compare
 from verify.judging.findings import Ruling

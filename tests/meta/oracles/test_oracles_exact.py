@@ -21,7 +21,8 @@ from tests.harness.fake_trials import (
     trial_of,
     tried,
 )
-from verify.cell.arena import Damage, fill
+from tests.harness.laid import fill
+from verify.cell.arena import Damage
 from verify.cell.process import Reply
 from verify.judging.findings import Ruling
 from verify.judging.launch import Launch

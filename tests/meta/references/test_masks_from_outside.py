@@ -29,8 +29,8 @@ from references.masks import (
 from references.masks.base import KINDS
 from tests.harness import in_process as direct
 from tests.harness.fake_trials import OK, PLAIN, acquitted, convicted, right_run, trial_of
+from tests.harness.laid import fill
 from tests.meta.references import test_mask_kinds as kinds
-from verify.cell.arena import fill
 from verify.cell.process import Reply
 from verify.judging.launch import Launch
 from verify.judging.parts import Part
