@@ -67,12 +67,11 @@ def question_of(mutant: CudaMutant) -> Question:
     return Question.parse(ENTRIES[mutant.id].by.partition(":")[2])
 
 
-# The first three that one build convicts by what they compute.  One that ends at a limit of CPU time
-# would take all of it.
+# The first three that one build convicts by what they compute.  One that ends at a limit of CPU
+# time would take all of it.
 ANSWERED = [mutant for mutant in KILLS if not ENTRIES[mutant.id].by.startswith("execution:")]
-JUDGED = [each for each in ANSWERED if question_of(each).build == question_of(ANSWERED[0]).build][
-    :3
-]
+BUILD = question_of(ANSWERED[0]).build
+JUDGED = [mutant for mutant in ANSWERED if question_of(mutant).build == BUILD][:3]
 
 
 @pytest.fixture(scope="module")
