@@ -7,6 +7,7 @@ of numbers each.  A `Verdict` is made when somebody asks for it.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -122,7 +123,7 @@ class Table:
         """The seconds of each step of a case."""
         at = row * self.width + _HEAD
         steps = self.shape.seconds
-        return dict(zip(steps, self.values[at : at + len(steps)], strict=True))
+        return dict(zip(steps, map(_same, self.values[at : at + len(steps)]), strict=True))
 
     def number(self, row: int) -> float:
         """The place of a row in the order of reading."""
@@ -135,6 +136,7 @@ class Table:
         at = row * self.width
         first = at + self._begins[said]
         told = shape.said[said]
+        measured = self.values[first : first + len(told.measures)]
         words = next((each for each in self.words[row] if each.said == said), None)
         return Verdict(
             case=case,
@@ -147,13 +149,7 @@ class Table:
             phase=shape.phase,
             problem=case.rpartition(":")[2] if shape.problem is None else shape.problem,
             seconds=self.seconds(row),
-            measures=dict(
-                zip(
-                    told.measures,
-                    self.values[first : first + len(told.measures)],
-                    strict=True,
-                )
-            ),
+            measures=dict(zip(told.measures, map(_same, measured), strict=True)),
             observed=dict(words.observed) if words else {},
             bins=words.bins if words else (),
             finding=words.finding if words else None,
@@ -169,6 +165,11 @@ class Table:
         for row in kept:
             found.values.extend(self.values[row * self.width : (row + 1) * self.width])
         return found
+
+
+def _same(value: float) -> float:
+    """The value; of NaN always one object, so that equal verdicts compare as equal."""
+    return math.nan if math.isnan(value) else value
 
 
 class Packer:

@@ -75,7 +75,7 @@ def build(
     by_variant: dict[str, dict[str, _Judged]] = defaultdict(dict)
     for (ref, dtype), verdicts in evidence.verdicts.by_dtype().items():
         by_variant[ref][dtype] = _Judged(verdicts, pairs.met(verdicts.judged))
-    met = (each.met for dtypes in by_variant.values() for each in dtypes.values())
+    met = [each.met for dtypes in by_variant.values() for each in dtypes.values()]
     pooled_rows = pools(evidence.verdicts)
     entries = {entry.ref: entry for entry in evidence.variants}
     entries |= {
