@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -106,10 +107,7 @@ def pools(verdicts: Iterable[Verdict]) -> list[Pool]:
 
 
 class _Rows:
-    """The sums that cases have of one tensor, of those cases alone that count.
-
-    problems: for each problem its places among the cases; kept: whether there is but one for each.
-    """
+    """The sums that cases have of one tensor, of those cases alone that count."""
 
     def __init__(self, blocks: list[Block], tensor: str) -> None:
         cases = [case for block in blocks for case in block.table.cases]
@@ -117,22 +115,11 @@ class _Rows:
             name: np.concatenate([block.measure(f"{name}_{tensor}", 0.0) for block in blocks])
             for name in _SUMS
         }
-        problems: dict[str, list[int]] = {}
-        every = (problem for block in blocks for problem in block.table.problems)
-        for place, problem in enumerate(every):
-            problems.setdefault(problem, []).append(place)
-        rows = sums["rows"].tolist()
-        by_seed: dict[str, tuple[float, str]] = {}
-        for problem, places in problems.items():
-            seed = _SEED.search(problem)
-            name = seed[1] if seed else "0"
-            first = min(places, key=cases.__getitem__)
-            by_seed[name] = max(by_seed.get(name, (-1.0, "")), (rows[first], problem))
-        self._problems = [problems[problem] for _, problem in by_seed.values()]
-        kept = [place for places in self._problems for place in places]
+        problems = _one_of_each_seed(blocks, cases, sums["rows"].tolist())
+        kept = [place for places in problems for place in places]
         self.cases = [cases[place] for place in kept]
         self.sums = {name: values[kept] for name, values in sums.items()}
-        self._ends = np.cumsum([len(places) for places in self._problems]).tolist()
+        self._ends = list(accumulate(map(len, problems)))
 
     def total(self, name: str) -> float:
         """The sum over problems of the mean over those who were asked it."""
@@ -153,6 +140,28 @@ class _Rows:
         largest = np.fmax.reduce(weights)
         same = np.flatnonzero(weights == largest).tolist() or range(len(weights))
         return max(self.cases[place] for place in same)
+
+
+def _one_of_each_seed(blocks: list[Block], cases: list[str], rows: list[float]) -> list[list[int]]:
+    """The places of the cases of each problem that counts: of one seed the one with most rows, by
+    the first of its cases and oracles."""
+    problems: dict[str, list[int]] = {}
+    every = (problem for block in blocks for problem in block.table.problems)
+    for place, problem in enumerate(every):
+        problems.setdefault(problem, []).append(place)
+    ends = np.cumsum([len(block) for block in blocks])
+
+    def order(place: int) -> tuple[str, str]:
+        block = blocks[int(np.searchsorted(ends, place, "right"))]
+        return cases[place], block.oracle
+
+    by_seed: dict[str, tuple[float, str]] = {}
+    for problem, places in problems.items():
+        seed = _SEED.search(problem)
+        name = seed[1] if seed else "0"
+        first = min(places, key=order) if len(places) > 1 else places[0]
+        by_seed[name] = max(by_seed.get(name, (-1.0, "")), (rows[first], problem))
+    return [problems[problem] for _, problem in by_seed.values()]
 
 
 def _pool(key: tuple[str, str, str], of: _Rows, chance: float) -> Pool:
