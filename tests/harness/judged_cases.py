@@ -38,14 +38,11 @@ class Tally:
             for entry in evidence.variants
             if sources.get(entry.ref) == entry.source_hash and entry.ref not in evidence.changed
         }
-        for verdict in evidence.verdicts:
-            if not verdict.counted or verdict.outcome == "inapplicable":
-                continue
-            if verdict.variant not in present:
-                self.stale[verdict.variant].add(verdict.case)
-                continue
-            self.cases[verdict.variant].add(verdict.case)
-            if verdict.outcome == "fail":
+        for table in evidence.verdicts.judged.tables:
+            variant = table.shape.variant
+            (self.cases if variant in present else self.stale)[variant].update(table.cases)
+        for verdict in evidence.verdicts.judged.failing:
+            if verdict.variant in present:
                 self.failing[verdict.variant].add(verdict.case)
 
     def rows(self) -> list[tuple[str, str, str, int, int]]:

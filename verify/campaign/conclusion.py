@@ -38,11 +38,7 @@ def write_report(run: CampaignRun, directory: str | Path | None = None) -> str:
 
 def remember_failures(evidence: Evidence) -> None:
     """Store the ids of the smallest failing cases; the next run asks them first."""
-    failing = {
-        v.case
-        for v in evidence.verdicts
-        if v.outcome == "fail" and v.group not in ("loading", GROUP)
-    }
+    failing = {v.case for v in evidence.verdicts.failing if v.group not in ("loading", GROUP)}
     if not failing:
         return
     path = state_directory() / FAILURES

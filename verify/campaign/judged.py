@@ -73,14 +73,13 @@ def of_evidence(evidence: Evidence, sources: dict[str, str], xfails: Xfails) -> 
     }
     passing: set[Key] = set()
     failing: dict[Key, str] = {}
-    for verdict in evidence.verdicts:
-        if verdict.variant not in same:
-            continue
-        key = verdict.variant, verdict.config, verdict.dtype
-        if verdict.outcome == "pass":
-            passing.add(key)
-        elif verdict.outcome == "fail" and xfails.expecting(verdict) is None:
-            failing.setdefault(key, verdict.case)
+    for table in evidence.verdicts.tables:
+        shape = table.shape
+        if shape.variant in same and any(said.outcome == "pass" for said in shape.said):
+            passing.add((shape.variant, shape.config, shape.dtype))
+    for verdict in xfails.unexpected(evidence.verdicts):
+        if verdict.variant in same:
+            failing.setdefault((verdict.variant, verdict.config, verdict.dtype), verdict.case)
     arch = _arch(evidence.run.device) if evidence.runs else ""
     twins = {
         (ref, entry["config"]): _said(entry["other"], arch)

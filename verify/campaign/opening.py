@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -118,10 +118,12 @@ def outside_files() -> dict[str, str]:
 
 def uncounted(evidence: Evidence) -> Iterator[Drawn]:
     """How many problems were drawn by processes that ended before they could record it."""
-    judged = {
-        (v.variant, v.dtype, v.group, v.case) for v in evidence.verdicts if v.phase == "generate"
-    }
-    missing = Counter((variant, dtype, group) for variant, dtype, group, _ in judged)
+    judged: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for table in evidence.verdicts.tables:
+        shape = table.shape
+        if shape.phase == "generate":
+            judged[shape.variant, shape.dtype, shape.group].update(table.cases)
+    missing = Counter({key: len(cases) for key, cases in judged.items()})
     missing.subtract({(d.variant, d.dtype, d.group): d.drawn for d in evidence.drawn})
     for (variant, dtype, group), drawn in sorted(missing.items()):
         if drawn > 0 and group not in ("loading", GROUP):

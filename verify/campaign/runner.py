@@ -23,7 +23,7 @@ from verify.campaign import halt, interruption
 from verify.campaign.gpus.state import quarantined
 from verify.campaign.progress import Progress, shown
 from verify.cell.fork_server import CHILD, environment_of
-from verify.evidence import Evidence, Reason, load, new_run_id
+from verify.evidence import Evidence, Reason, Verdicts, load, new_run_id
 from verify.evidence.errors import read as errors_of
 from verify.evidence.explanation import explain
 from verify.evidence.judge_version import judge_changed
@@ -354,8 +354,8 @@ def _names(request: RunRequest, most: int = 12) -> str:
 def _unloaded(request: RunRequest) -> list[str]:
     """One line for each file that does not load: its variants are in no id."""
     evidence = evidence_of(request)
-    verdicts = () if evidence is None else evidence.verdicts
-    loading = [verdict for verdict in verdicts if verdict.group == "loading"]
+    verdicts = Verdicts() if evidence is None else evidence.verdicts
+    loading = verdicts.where(lambda shape, said: shape.group == "loading")
     return [explain(verdict).splitlines()[0] for verdict in loading]
 
 

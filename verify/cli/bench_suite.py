@@ -116,14 +116,17 @@ def breakdown(evidence: Evidence) -> Table:
     second between the first and the last verdict."""
     steps = ("generate", "run", "reference", "bound", "record")
     cases: dict[str, tuple[str, dict[str, float]]] = {}
-    for verdict in evidence.verdicts:
-        if verdict.counted:
-            seconds = cases.get(verdict.case, ("", {}))[1]
-            cases[verdict.case] = (
-                verdict.variant,
-                {s: max(seconds.get(s, 0), verdict.seconds.get(s, 0)) for s in steps},
+    for judged in evidence.verdicts.counted.tables:
+        for row, case in enumerate(judged.cases):
+            before = cases.get(case, ("", {}))[1]
+            seconds = judged.seconds(row)
+            cases[case] = (
+                judged.shape.variant,
+                {step: max(before.get(step, 0), seconds.get(step, 0)) for step in steps},
             )
-    times = [verdict.time for verdict in evidence.verdicts]
+    times = [
+        judged.time(row) for judged in evidence.verdicts.tables for row in range(len(judged.cases))
+    ]
     span = max(times) - min(times) or 1.0
     title = f"{len(cases)} judged cases in {span:.1f} s: {len(cases) / span:.0f} cases/s"
     table = Table("variant", "cases", *(f"{step} (ms)" for step in steps), title=title)

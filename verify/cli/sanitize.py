@@ -178,7 +178,7 @@ def _finish(request: Request, run: CampaignRun, account: LaneRun, console: Conso
     console.print(planted_table)
     if account.tried:
         console.print(table)
-    failing = [verdict for verdict in load(run.directory).verdicts if verdict.outcome == "fail"]
+    failing = load(run.directory).verdicts.failing
     for verdict in failing[:_MOST_SHOWN]:
         say(console, f"\n{explain(verdict)}")
     if len(failing) > _MOST_SHOWN:

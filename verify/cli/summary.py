@@ -28,7 +28,7 @@ from verify.campaign.runner import (
 )
 from verify.cli.files import Files
 from verify.cli.options import console
-from verify.evidence import NO_KERNEL, Evidence, Verdict
+from verify.evidence import NO_KERNEL, Evidence, Verdicts
 from verify.evidence.errors import JudgeError
 from verify.evidence.errors import read as errors_of
 from verify.evidence.explanation import explain, smallest
@@ -58,7 +58,7 @@ class Line:
     dtype: str
     state: str
     reason: str = ""
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: Verdicts = field(default_factory=Verdicts)
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,15 @@ class Outcome:
 
     def lines(self) -> Iterator[Line]:
         """Every variant on trial and each of its dtypes, sorted."""
-        judged: dict[str, dict[str, list[Verdict]]] = defaultdict(lambda: defaultdict(list))
-        for verdict in self.evidence.verdicts:
-            judged[verdict.variant][verdict.dtype].append(verdict)
+        judged: dict[str, dict[str, Verdicts]] = defaultdict(dict)
+        for (variant, dtype), verdicts in self.evidence.verdicts.by_dtype().items():
+            judged[variant][dtype] = verdicts
         absent = {entry.variant: entry.reason for entry in self.evidence.not_run if not entry.dtype}
         for variant in sorted({*judged, *(entry.ref for entry in self.evidence.variants)}):
             if variant not in judged:
                 yield self._unjudged(variant, absent.get(variant))
             for dtype, verdicts in sorted(judged[variant].items()):
-                yield self._judged(variant, dtype, tuple(verdicts))
+                yield self._judged(variant, dtype, verdicts)
 
     def _unjudged(self, variant: str, absent: str | None) -> Line:
         error = self._error(variant)
@@ -94,7 +94,7 @@ class Outcome:
             return Line(variant, "-", NOT_RUN, absent)
         return Line(variant, "-", NOT_RUN, "none of its cases was begun")
 
-    def _judged(self, variant: str, dtype: str, verdicts: tuple[Verdict, ...]) -> Line:
+    def _judged(self, variant: str, dtype: str, verdicts: Verdicts) -> Line:
         if self.xfails.unexpected(verdicts):
             return Line(variant, dtype, WRONG, "", verdicts)
         error = self._error(variant)
@@ -107,7 +107,7 @@ class Outcome:
         shortfall = self.shortfalls.get((variant, dtype))
         if shortfall is not None:
             return Line(variant, dtype, INCOMPLETE, shortfall, verdicts)
-        known = any(verdict.outcome == "fail" for verdict in verdicts)
+        known = bool(verdicts.failing)
         return Line(variant, dtype, KNOWN if known else HOLDS, "", verdicts)
 
     def _error(self, variant: str) -> str | None:
@@ -214,11 +214,7 @@ def _interrupted(request: RunRequest) -> int:
     """
     evidence = evidence_of(request)
     _account(request)
-    cases = (
-        0
-        if evidence is None
-        else len({verdict.case for verdict in evidence.verdicts if verdict.counted})
-    )
+    cases = 0 if evidence is None else len(evidence.verdicts.counted.cases)
     failed = evidence is not None and bool(evidence.verdicts) and failing(evidence)
     if evidence is not None and evidence.verdicts:
         _show(Outcome(evidence, xfails_in(evidence), errors_of(request.directory)))
@@ -340,7 +336,7 @@ def _print_failures(outcome: Outcome) -> None:
     config, oracle)."""
     verdicts = outcome.evidence.verdicts
     for defect in dict.fromkeys(
-        entry.told for entry in map(outcome.xfails.expecting, verdicts) if entry
+        entry.told for entry in map(outcome.xfails.expecting, verdicts.failing) if entry
     ):
         console.print(f"known defect: {defect}", markup=False, highlight=False)
     failures = smallest(outcome.xfails.unexpected(verdicts))
@@ -367,9 +363,9 @@ def table(lines: list[Line], beside: Beside) -> Table:
         "state",
     )
     for line in lines:
-        counted = [verdict for verdict in line.verdicts if verdict.counted]
-        cases = {verdict.case for verdict in counted}
-        failed = {verdict.case for verdict in counted if verdict.outcome == "fail"}
+        counted = line.verdicts.counted
+        cases = counted.cases
+        failed = {verdict.case for verdict in counted.failing}
         groups = (("r_out",), ("r_lse",), ("r_dq", "r_dk", "r_dv"))
         ratios = [_worst(counted, names) for names in groups]
         if ratios[-1] == "-":
@@ -384,8 +380,8 @@ def table(lines: list[Line], beside: Beside) -> Table:
     return rows
 
 
-def _worst(verdicts: list[Verdict], names: tuple[str, ...]) -> str:
-    measured = [
-        verdict.measures[name] for verdict in verdicts for name in names if name in verdict.measures
-    ]
+def _worst(verdicts: Verdicts, names: tuple[str, ...]) -> str:
+    from verify.evidence.columns import column
+
+    measured = [ratios.largest for name in names if len(ratios := column(verdicts, name))]
     return f"{max(measured):.3g}" if measured else "-"

@@ -7,7 +7,7 @@ import io
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from verify.adapters import adapter_named, signature
 from verify.campaign.runner import CLEAN, FAILED, RunnerError, RunRequest, evidence_of, execute
 from verify.cell.layout_twins import LAYOUTS
 from verify.door.stand_in import stand_in
-from verify.evidence import Evidence, Verdict
+from verify.evidence import Evidence, Verdicts
 from verify.evidence.errors import read as errors_of
 from verify.evidence.explanation import explain, smallest
 from verify.evidence.known_failures import xfails_in
@@ -200,31 +200,33 @@ def _without_pytest() -> Iterator[None]:
 def _concluded(request: RunRequest, status: int, file: Path, printed: str) -> Report:
     """The report of a campaign that has ended.  Raises AssertionError, RuntimeError."""
     evidence = evidence_of(request)
-    verdicts = () if evidence is None else evidence.verdicts
+    verdicts = Verdicts() if evidence is None else evidence.verdicts
     if evidence is not None and status == FAILED:
         failures = smallest(xfails_in(evidence).unexpected(verdicts))
         more = len(failures) - _FAILURES
         told = [explain(verdict) for verdict in failures[:_FAILURES]]
         told += [f"... and {more} more kinds of failures"] if more > 0 else []
         raise AssertionError("\n\n".join(told))
-    counted = [verdict for verdict in verdicts if verdict.counted]
+    counted = verdicts.counted
     if status != CLEAN or not counted:
         reasons = [error.message for error in errors_of(request.directory)] or [printed]
         raise RuntimeError(f"verify.check: nothing is known of {file}: {'; '.join(reasons)}")
     return Report(
         run=request.run_id,
         kernel=file,
-        cases=len({verdict.case for verdict in counted}),
-        dtypes=tuple(sorted({verdict.dtype for verdict in counted})),
+        cases=len(counted.cases),
+        dtypes=tuple(sorted({table.shape.dtype for table in counted.tables})),
         gradients=_gradients(evidence, counted),
     )
 
 
-def _gradients(evidence: Evidence | None, counted: Sequence[Verdict]) -> str:
+def _gradients(evidence: Evidence | None, counted: Verdicts) -> str:
     """In words, in which dtypes gradients were judged, and why not in the others."""
-    by_gradient = [v for v in counted if {"r_dq", "r_dk", "r_dv"} & set(v.measures)]
-    judged = sorted({verdict.dtype for verdict in by_gradient})
-    others = sorted({verdict.dtype for verdict in counted} - set(judged))
+    by_gradient = counted.where(
+        lambda shape, said: not {"r_dq", "r_dk", "r_dv"}.isdisjoint(said.measures)
+    )
+    judged = sorted({table.shape.dtype for table in by_gradient.tables})
+    others = sorted({table.shape.dtype for table in counted.tables} - set(judged))
     if judged:
         whys = {} if evidence is None else {each.dtype: each.reason for each in evidence.not_run}
         told = [f"{name} ({whys[name]})" if name in whys else name for name in others]

@@ -177,12 +177,13 @@ def _judged(kernel: Path, names: list[str], examples: int | None) -> Conclusion:
         return name if name in PROPERTIES else names[0]
 
     failures: dict[str, list[str]] = {}
-    verdicts = () if evidence is None else evidence.verdicts
+    groups_of: set[str] = set()
     if evidence is not None:
-        for verdict in smallest(xfails_in(evidence).unexpected(verdicts)):
+        for verdict in smallest(xfails_in(evidence).unexpected(evidence.verdicts)):
             failures.setdefault(named(verdict.group), []).append(explain(verdict))
+        groups_of = {table.shape.group for table in evidence.verdicts.counted.tables}
     trouble = "" if status in (CLEAN, FAILED) else f"nothing is known of {kernel}: {printed}"
-    judged = frozenset(named(verdict.group) for verdict in verdicts if verdict.counted)
+    judged = frozenset(map(named, groups_of))
     return Conclusion(failures, judged, trouble)
 
 

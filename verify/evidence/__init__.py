@@ -23,6 +23,7 @@ from verify.evidence.records import (
 )
 from verify.evidence.run_records import LeftOut
 from verify.evidence.store import Recorder, being_written, is_plain, new_run_id
+from verify.evidence.verdicts import Verdicts
 
 __all__ = [
     "COUNTED_PHASES",
@@ -46,6 +47,7 @@ __all__ = [
     "RunInfo",
     "VariantEntry",
     "Verdict",
+    "Verdicts",
     "being_written",
     "is_plain",
     "load",

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from verify.brief import shown
-from verify.evidence import Evidence, Verdict, strict_json
+from verify.evidence import Evidence, Verdict, Verdicts, strict_json
 
 FILE = "xfails.toml"
 _HANDED = "VERIFY_XFAILS_TEXT"  # the text, from the process that read it to those that it starts
@@ -75,9 +75,10 @@ class Xfails:
 
     def unexpected(self, verdicts: Iterable[Verdict]) -> list[Verdict]:
         """Those that fail and should not."""
+        failing = verdicts.failing if isinstance(verdicts, Verdicts) else verdicts
         return [
             verdict
-            for verdict in verdicts
+            for verdict in failing
             if verdict.outcome == "fail" and self.expecting(verdict) is None
         ]
 

@@ -7,10 +7,10 @@ import gc
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from verify.evidence import strict_json
+from verify.evidence.joining import joined, joined_with
 from verify.evidence.records import (
     KINDS,
     OF_VERDICTS,
@@ -35,7 +36,9 @@ from verify.evidence.records import (
     VariantEntry,
     Verdict,
 )
-from verify.evidence.run_records import LeftOut, RunRecords, keep_newest_sources
+from verify.evidence.run_records import LeftOut, OpenBegins, RunRecords, keep_newest_sources
+from verify.evidence.tables import Packer, Table
+from verify.evidence.verdicts import Verdicts
 
 R = TypeVar("R")
 
@@ -45,18 +48,18 @@ class Evidence:
     """A run read back, or several as one.
 
     verdicts: one per (case, oracle), sorted by it: the last one written, except that a failure is
-    never replaced by a pass. unstable: (case, oracle) that both passed and failed.  lost: begun,
-    never judged, and nothing ended the run meanwhile.  interrupted: begun last in a run that was
-    ended then, and never judged.  torn: "file:line" of lines cut short. builds: one per (variant,
-    arch, build), the last one recorded.  changed: refs recorded with more than one source hash by
-    one run, or by runs that began together, whose verdicts therefore do not belong together.
-    left_out: what runs recorded of sources that a later run knew another version of; it is in no
-    other field.
+    never replaced by a pass; any that are given become `Verdicts`.  unstable: (case, oracle) that
+    both passed and failed.  lost: begun, never judged, and nothing ended the run meanwhile.
+    interrupted: begun last in a run that was ended then, and never judged.  torn: "file:line" of
+    lines cut short. builds: one per (variant, arch, build), the last one recorded.  changed: refs
+    recorded with more than one source hash by one run, or by runs that began together, whose
+    verdicts therefore do not belong together.  left_out: what runs recorded of sources that a later
+    run knew another version of; it is in no other field.
     """
 
     runs: tuple[RunInfo, ...] = ()
     variants: tuple[VariantEntry, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: Verdicts = field(default_factory=Verdicts)
     unstable: tuple[tuple[str, str], ...] = ()
     lost: tuple[Begin, ...] = ()
     interrupted: tuple[Begin, ...] = ()
@@ -66,6 +69,9 @@ class Evidence:
     torn: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "verdicts", Verdicts.of(self.verdicts))
 
     @property
     def run(self) -> RunInfo:
@@ -81,26 +87,32 @@ class Evidence:
         now = [replace(verdict, time=time.time()) for verdict in verdicts]
         if not now:
             return self
-        joined, unstable = _join([*self.verdicts, *now])
-        return replace(self, verdicts=joined, unstable=tuple(sorted({*self.unstable, *unstable})))
+        both, unstable = joined_with(self.verdicts, now)
+        return replace(self, verdicts=both, unstable=tuple(sorted({*self.unstable, *unstable})))
 
-    @cached_property
+    @property
     def judged(self) -> frozenset[str]:
         """Cases with a verdict of any oracle: what a resumed run need not repeat."""
-        return frozenset(verdict.case for verdict in self.verdicts)
+        return self.verdicts.cases
 
     @cached_property
-    def _by_case(self) -> dict[str, list[Verdict]]:
-        found: dict[str, list[Verdict]] = defaultdict(list)
-        for verdict in self.verdicts:
-            found[verdict.case].append(verdict)
-        return dict(found)
+    def _rows(self) -> dict[str, list[tuple[Table, int]]]:
+        found: dict[str, list[tuple[Table, int]]] = {}
+        for table in self.verdicts.tables:
+            for row, case in enumerate(table.cases):
+                found.setdefault(case, []).append((table, row))
+        return found
 
     def verdict_of(self, case: str, oracle: str | None = None) -> Verdict | None:
         """That oracle's verdict on a case; without an oracle, a failing verdict if any oracle has
         one, else the first."""
-        found = [v for v in self._by_case.get(case, []) if oracle in (None, v.oracle)]
-        return min(found, key=lambda v: v.outcome != "fail", default=None)
+        found = [
+            table.verdict(row, place)
+            for table, row in self._rows.get(case, [])
+            for place, said in enumerate(table.shape.said)
+            if oracle in (None, said.oracle)
+        ]
+        return min(found, key=lambda v: (v.outcome != "fail", v.oracle), default=None)
 
 
 def load(*run_dirs: Path | str) -> Evidence:
@@ -109,8 +121,47 @@ def load(*run_dirs: Path | str) -> Evidence:
 
     Raises EvidenceError if one is none, for evidence of another schema version and for a whole line
     that is not a record; of several also if one has no run record or two hold the same run.
+
+    The last large evidence is kept: the end of a campaign asks for it several times, and gets it
+    again as long as no file has changed.
     """
-    folders = {Path(run_dir).resolve(): Path(run_dir) for run_dir in run_dirs}.values()
+    folders = [*{Path(run_dir).resolve(): Path(run_dir) for run_dir in run_dirs}.values()]
+    files = tuple(file for folder in folders for file in _files(folder))
+    key = tuple(folder.absolute() for folder in folders), files
+    if key not in _kept:
+        evidence = _read(folders)
+        _kept.clear()
+        if sum(file.size for file in files) < _LARGE:
+            return evidence
+        _kept[key] = evidence
+    return _kept[key]
+
+
+_LARGE = 16 << 20  # bytes: they take about 0.2 s
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of evidence: it says the same as long as this is the same.  state: what the file
+    system says of it."""
+
+    path: Path
+    size: int
+    state: tuple[int, ...]
+
+
+_kept: dict[tuple[tuple[Path, ...], tuple[_File, ...]], Evidence] = {}
+
+
+def _files(folder: Path) -> Iterator[_File]:
+    for path in sorted(folder.glob("*.jsonl")):
+        found = path.stat()
+        state = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+        yield _File(path, found.st_size, state)
+
+
+def _read(folders: Sequence[Path]) -> Evidence:
+    """Read run directories, each named once."""
     shared: dict[Any, Any] = {}
     with _no_collection():
         parts = sorted(
@@ -158,9 +209,10 @@ def _tell_apart(folders: Sequence[RunRecords]) -> None:
 
 def _joined(parts: Sequence[RunRecords]) -> Evidence:
     left_out = keep_newest_sources(parts)
-    verdicts, unstable = _join(v for part in parts for v in part.verdicts)
+    verdicts, unstable = joined([part.tables for part in parts])
     variants = [entry for part in parts for entry in part.variants]
-    lost, interrupted = _unjudged(parts, {v.case for v in verdicts})
+    begun = any(part.begins for part in parts)
+    lost, interrupted = _unjudged(parts, verdicts.cases if begun else frozenset())
     hashes: dict[str, set[str]] = defaultdict(set)
     for entry in variants:
         hashes[entry.ref].add(entry.source_hash)
@@ -187,14 +239,15 @@ def _joined(parts: Sequence[RunRecords]) -> Evidence:
 
 
 def _folder(path: Path, shared: dict[Any, Any], named: bool) -> RunRecords:
-    """Read a run directory.  shared: `_share`'s; named: places in it are called by its name too."""
+    """Read a run directory.  shared: `Packer`'s; named: places in it are called by its name too."""
     if not path.is_dir():
         raise EvidenceError(f"{path}: is no run directory")
     found = RunRecords(path)
+    packer = Packer(shared)
+    begins = OpenBegins()
     lists: dict[type[Record], list[Any]] = {
         RunInfo: found.runs,
         VariantEntry: found.variants,
-        Begin: found.begins,
         Interruption: found.interruptions,
         Drawn: found.drawn,
         NotRun: found.not_run,
@@ -213,10 +266,14 @@ def _folder(path: Path, shared: dict[Any, Any], named: bool) -> RunRecords:
                         found.torn.append(f"{name}:{number}")
                     continue
                 if isinstance(record, Verdict | Passed):
-                    several = record.verdicts if isinstance(record, Passed) else [record]
-                    found.verdicts += [_taken(verdict, shared) for verdict in several]
+                    _take(record, packer)
+                    begins.judged(record)
+                elif isinstance(record, Begin):
+                    begins.add(record)
                 else:
                     lists[type(record)].append(record)
+    found.tables = packer.tables
+    found.begins = begins.open
     return found
 
 
@@ -248,25 +305,6 @@ def _record(line: bytes) -> Record | None:
         return None
 
 
-# A case is named in every line about it: equal words become one object.  A frozen record is written
-# to by its slots' descriptors.
-_WORDS = ("case", "variant", "config", "dtype", "oracle", "group", "problem", "bins")
-_words_of = attrgetter(*_WORDS)
-_SLOTS = [getattr(Verdict, name).__set__ for name in _WORDS]
-
-
-def _taken(verdict: Verdict, shared: dict[Any, Any]) -> Verdict:
-    """A verdict as it counts."""
-    _share(verdict, shared)
-    return _held_to_its_measures(verdict) if verdict.outcome == "pass" else verdict
-
-
-def _share(verdict: Verdict, shared: dict[Any, Any]) -> None:
-    one = shared.setdefault
-    for put, words in zip(_SLOTS, _words_of(verdict)):  # noqa: B905 - of one length, and hot
-        put(verdict, one(words, words))
-
-
 @cache
 def _is_ratio(measure: str) -> bool:
     """Whether it is an error over its bound: "r_out", "long_r_dq"."""
@@ -280,14 +318,34 @@ def _held_to_its_measures(verdict: Verdict) -> Verdict:
     Whatever wrote such a record, a judge with a fault or a kernel, it is no evidence that a kernel
     is right.
     """
-    for name, r in verdict.measures.items():
-        if not r <= 1 and _is_ratio(name):
-            break
-    else:
+    if verdict.outcome != "pass":
         return verdict
-    message = f"recorded as passing with {name} = {r:.4g}: above 1 an element is out of its bound"
+    broken = _broken(verdict.measures)
+    if broken is None:
+        return verdict
+    r = verdict.measures[broken]
+    message = f"recorded as passing with {broken} = {r:.4g}: above 1 an element is out of its bound"
     finding = Finding(oracle=verdict.oracle, message=message, got=r, bound=1.0)
     return replace(verdict, outcome="fail", finding=finding)
+
+
+def _broken(measures: Mapping[str, float]) -> str | None:
+    """The first measure that says that an element is out of its bound."""
+    for name, r in measures.items():
+        if not r <= 1 and _is_ratio(name):
+            return name
+    return None
+
+
+def _take(record: Verdict | Passed, packer: Packer) -> None:
+    """Put a record's verdicts, as they count, where all are."""
+    if isinstance(record, Verdict):
+        packer.add(_held_to_its_measures(record))
+    elif any(_broken(told.measures) for told in record.told):
+        for verdict in record.verdicts:
+            packer.add(_held_to_its_measures(verdict))
+    else:
+        packer.add_passed(record)
 
 
 def _kind(data: Any) -> str:
@@ -301,33 +359,8 @@ def _kind(data: Any) -> str:
     return kind
 
 
-def _join(verdicts: Iterable[Verdict]) -> tuple[tuple[Verdict, ...], tuple[tuple[str, str], ...]]:
-    """One verdict per (case, oracle), and the keys that both passed and failed.
-
-    A case that fails once and then passes is a race or a dependence on memory, which is worse than
-    a plain failure: the failure stays.  A case judged while generating and again while shrinking
-    stays counted.
-    """
-    joined, unstable = [], []
-    ordered = sorted(verdicts, key=attrgetter("time"))
-    ordered.sort(key=attrgetter("oracle"))
-    ordered.sort(key=attrgetter("case"))
-    for key, group in groupby(ordered, attrgetter("case", "oracle")):
-        found = list(group)
-        if len(found) == 1:
-            joined += found
-            continue
-        failed = [v for v in found if v.outcome == "fail"]
-        last = (failed or found)[-1]
-        counted = [v.phase for v in found if v.counted]
-        joined.append(last if last.counted or not counted else replace(last, phase=counted[0]))
-        if failed and any(v.outcome == "pass" for v in found):
-            unstable.append(key)
-    return tuple(joined), tuple(unstable)
-
-
 def _unjudged(
-    parts: Sequence[RunRecords], judged: set[str]
+    parts: Sequence[RunRecords], judged: AbstractSet[str]
 ) -> tuple[tuple[Begin, ...], tuple[Begin, ...]]:
     """The last begins of cases that were never judged: of lost ones, and of those that were
     interrupted after it."""

@@ -13,22 +13,27 @@ from verify.evidence.records import (
     Drawn,
     Interruption,
     NotRun,
+    Passed,
     RunInfo,
     VariantEntry,
     Verdict,
+    place_of,
 )
+from verify.evidence.tables import Table
+from verify.evidence.verdicts import Verdicts
 
 
 @dataclass
 class RunRecords:
-    """What one run directory holds, in the order of its files."""
+    """What one run directory holds, in the order of its files.  begins: those that no verdict
+    followed, and perhaps some that one did."""
 
     path: Path
     runs: list[RunInfo] = field(default_factory=list)
     variants: list[VariantEntry] = field(default_factory=list)
     begins: list[Begin] = field(default_factory=list)
     interruptions: list[Interruption] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
     drawn: list[Drawn] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
     builds: list[Built] = field(default_factory=list)
@@ -55,17 +60,16 @@ class RunRecords:
     def leave_out(self, refs: AbstractSet[str]) -> Iterator[LeftOut]:
         """Drop all records of these variants.  For each that had more than its entry, yields a
         summary of them."""
-        verdicts = [verdict for verdict in self.verdicts if verdict.variant in refs]
         for ref in sorted(refs):
-            mine = [verdict for verdict in verdicts if verdict.variant == ref]
-            if mine or any(built.variant == ref for built in self.builds):
-                failing = {verdict.case for verdict in mine if verdict.outcome == "fail"}
-                cases = {verdict.case for verdict in mine}
-                yield LeftOut(ref, self.path.name, len(cases), len(failing))
+            tables = [table for table in self.tables if table.shape.variant == ref]
+            if tables or any(built.variant == ref for built in self.builds):
+                mine = Verdicts.in_tables(tables)
+                failing = {verdict.case for verdict in mine.failing}
+                yield LeftOut(ref, self.path.name, len(mine.cases), len(failing))
         self.variants = [entry for entry in self.variants if entry.ref not in refs]
         self.begins = [begin for begin in self.begins if _variant(begin) not in refs]
         self.interruptions = [each for each in self.interruptions if each.variant not in refs]
-        self.verdicts = [verdict for verdict in self.verdicts if verdict.variant not in refs]
+        self.tables = [table for table in self.tables if table.shape.variant not in refs]
         self.drawn = [drawn for drawn in self.drawn if drawn.variant not in refs]
         self.not_run = [each for each in self.not_run if each.variant not in refs]
         self.builds = [built for built in self.builds if built.variant not in refs]
@@ -110,3 +114,28 @@ def keep_newest_sources(parts: Sequence[RunRecords]) -> tuple[LeftOut, ...]:
 
 def _variant(begin: Begin) -> str:
     return begin.variant or begin.case.rsplit(":", 3)[0]
+
+
+class OpenBegins:
+    """Begins whose cases have no verdict yet: of a million, nearly all are forgotten at once."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, list[Begin]] = {}
+
+    def add(self, begin: Begin) -> None:
+        """A case begins."""
+        self._of.setdefault(begin.case, []).append(begin)
+
+    def judged(self, record: Verdict | Passed) -> None:
+        """A case has a verdict; a begin of another variant stays."""
+        begun = self._of.pop(record.case, None)
+        if begun is None:
+            return
+        variant = record.variant if isinstance(record, Verdict) else place_of(record.case)[0]
+        if others := [begin for begin in begun if _variant(begin) != variant]:
+            self._of[record.case] = others
+
+    @property
+    def open(self) -> list[Begin]:
+        """In the order of reading, as far as they are of one case."""
+        return [begin for begun in self._of.values() for begin in begun]

@@ -24,6 +24,7 @@ Pair = tuple[Level, Level]
 
 _NARROW = 8  # keys of a window, at most
 _MANY = 4  # documents, from which on there are many
+_PLAIN = Layout()
 _BUCKETS = (16, 32, 64, 128, 256)
 
 
@@ -145,7 +146,7 @@ def _strides(problem: Problem) -> str:
     ):
         return "misaligned"
     strided = any(
-        isinstance(each, Layout) and replace(each, offset=0) != Layout()
+        isinstance(each, Layout) and each != _PLAIN and replace(each, offset=0) != _PLAIN
         for each in layouts.values()
     )
     return "strided" if strided else "contiguous"

@@ -3,17 +3,18 @@ gives equal reports."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, fields
 from pathlib import PurePath
-from statistics import median
 from typing import Any
 
 from verify.brief import counted
-from verify.evidence import INAPPLICABLE, NO_KERNEL, Evidence, VariantEntry, Verdict
+from verify.evidence import NO_KERNEL, Evidence, VariantEntry, Verdict, Verdicts
 from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 from verify.evidence.known_failures import Xfails
+from verify.problem.factors import Pair
 from verify.report import (
     contract,
     kept_scores,
@@ -25,6 +26,7 @@ from verify.report import (
     ranking,
     resources,
     statistics,
+    tallies,
     unjudged,
 )
 from verify.report.failures import _failing
@@ -34,13 +36,22 @@ from verify.report.schema import (
     DTypeReport,
     Group,
     NotRun,
-    Oracle,
     Report,
     ReportError,
     Status,
     VariantReport,
 )
 from verify.report.states import score_mods
+from verify.statistics.pool import pools
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What was judged of one dtype of a variant, and which pairs of levels met in it."""
+
+    verdicts: Verdicts = field(default_factory=Verdicts)
+    met: AbstractSet[Pair] = frozenset()
+
 
 BinsRequired = Callable[[VariantEntry, str], Sequence[str]]
 
@@ -61,9 +72,11 @@ def build(
     merged_runs.refuse_mixed(evidence)
     runs = evidence.runs
     required = _required(bins_required)
-    by_variant: dict[str, list[Verdict]] = defaultdict(list)
-    for verdict in evidence.verdicts:
-        by_variant[verdict.variant].append(verdict)
+    by_variant: dict[str, dict[str, _Judged]] = defaultdict(dict)
+    for (ref, dtype), verdicts in evidence.verdicts.by_dtype().items():
+        by_variant[ref][dtype] = _Judged(verdicts, pairs.met(verdicts.judged))
+    met = [each.met for dtypes in by_variant.values() for each in dtypes.values()]
+    pooled_rows = pools(evidence.verdicts)
     entries = {entry.ref: entry for entry in evidence.variants}
     entries |= {
         ref: _unknown(ref)
@@ -91,11 +104,11 @@ def build(
         "torn": list(evidence.torn),
         "unstable": [{"case": case, "oracle": oracle} for case, oracle in evidence.unstable],
         "not_run": _not_run(evidence),
-        "pools": pooled.reports(evidence.verdicts),
+        "pools": pooled.reports(pooled_rows),
         "accuracy": ranking.reports(evidence.verdicts),
-        "power": power.reports(evidence.verdicts),
+        "power": power.reports(evidence.verdicts, pooled_rows),
         "mutation": mutation.reports(variants),
-        "pairs": pairs.report(_judged(evidence.verdicts)),
+        "pairs": pairs.report(set[Pair]().union(*met)),
     }
     if len(starts := merged_runs.starts(runs)) > 1:
         report["runs"] = starts
@@ -196,20 +209,19 @@ def _not_run(evidence: Evidence) -> list[NotRun]:
 
 def _variant(
     entry: VariantEntry,
-    verdicts: list[Verdict],
+    by_dtype: Mapping[str, _Judged],
     evidence: Evidence,
     required: BinsRequired,
     known: Xfails,
 ) -> VariantReport:
+    verdicts = Verdicts.together(each.verdicts for each in by_dtype.values())
     declared = [str(dtype) for dtype in entry.support.get("dtypes", ())]
-    others = {v.dtype for v in verdicts} | {
-        d.dtype for d in evidence.drawn if d.variant == entry.ref
-    }
+    others = by_dtype.keys() | {d.dtype for d in evidence.drawn if d.variant == entry.ref}
     dtypes = [
         _dtype(
             entry,
             dtype,
-            [v for v in verdicts if v.dtype == dtype],
+            by_dtype.get(dtype, _Judged()),
             evidence,
             required(entry, dtype),
         )
@@ -221,8 +233,8 @@ def _variant(
         reasons.append("no declaration on record")
     if entry.unavailable is not None:
         reasons = [f"unavailable: {entry.unavailable}", *([] if not verdicts else reasons)]
-    growth = _growth(verdicts, "memory_growth")
-    on_device = _growth(verdicts, "device_memory_growth")
+    growth = tallies.growth(verdicts, "memory_growth")
+    on_device = tallies.growth(verdicts, "device_memory_growth")
     builds = resources.by_arch(
         (b for b in evidence.builds if b.variant == entry.ref), entry.configs
     )
@@ -231,7 +243,7 @@ def _variant(
         for b in builds
         if b["failing"]
     ]
-    further = sorted({v.config for v in verdicts} - {"-", *entry.configs})
+    further = sorted({table.shape.config for table in verdicts.tables} - {"-", *entry.configs})
     report: VariantReport = {
         "ref": entry.ref,
         "name": entry.name,
@@ -240,9 +252,7 @@ def _variant(
         "source_hash": entry.source_hash,
         "configs": [*entry.configs, *further],
         "entries": list(entry.entries),
-        "status": _status(
-            bool(broken) or any(v.outcome == "fail" for v in verdicts), reasons, bool(dtypes)
-        ),
+        "status": _status(bool(broken) or bool(verdicts.failing), reasons, bool(dtypes)),
         "reasons": reasons + broken,
         "undeclared": entry.undeclared,
         "unavailable": entry.unavailable,
@@ -266,14 +276,6 @@ def _variant(
     return report
 
 
-def _growth(verdicts: Sequence[Verdict], measure: str) -> float | None:
-    """Bytes that most runs of a variant take and keep (median), or None: the first run of a kernel
-    may load and compile."""
-    ran = [v for v in verdicts if v.oracle == "execution" and v.counted and v.outcome == "pass"]
-    grown = [v.measures[measure] for v in ran if measure in v.measures]
-    return median(grown) if len(grown) > max(2, len(ran) / 2) else None
-
-
 def _status(failed: bool, reasons: Sequence[str], ran: bool) -> Status:
     if failed:
         return "red"
@@ -283,14 +285,14 @@ def _status(failed: bool, reasons: Sequence[str], ran: bool) -> Status:
 def _dtype(
     entry: VariantEntry,
     dtype: str,
-    verdicts: list[Verdict],
+    found: _Judged,
     evidence: Evidence,
     required: Sequence[str],
 ) -> DTypeReport:
-    counted = [v for v in verdicts if v.counted]
-    judged = _judged(counted)
-    measured = [v for v in judged if v.measures]
-    bins = _bins(judged)
+    verdicts = found.verdicts
+    judged = verdicts.judged
+    measured = judged.where(lambda shape, said: bool(said.measures))
+    bins = tallies.bins(judged)
     missing = sorted({name for name in required if not bins[name]})
     groups: list[Group] = [
         {"group": d.group, "drawn": d.drawn, "refused": d.refused}
@@ -302,19 +304,19 @@ def _dtype(
         reasons = [
             n.reason for n in evidence.not_run if n.variant == entry.ref and n.dtype in ("", dtype)
         ] or reasons
-    found: DTypeReport = {
+    reported: DTypeReport = {
         "dtype": dtype,
-        "status": _status(any(v.outcome == "fail" for v in verdicts), reasons, True),
+        "status": _status(bool(verdicts.failing), reasons, True),
         "reasons": reasons,
-        "cases": _cases(judged),
-        "failures": _cases(v for v in judged if v.outcome == "fail"),
+        "cases": len(judged.cases),
+        "failures": _cases(judged.failing),
         "drawn": sum(group["drawn"] for group in groups),
         "refused": sum(group["refused"] for group in groups),
         "groups": groups,
         "bins": {name: bins[name] for name in sorted(bins)},
         "bins_missing": missing,
-        "pairs_met": len(pairs.met(judged)),
-        "oracles": _oracles(counted),
+        "pairs_met": len(found.met),
+        "oracles": tallies.oracles(verdicts.counted),
         "tensors": statistics.tensors(measured),
         "lse_ulp": statistics.spread(measured, "lse_ulp"),
         "bound_ratio": statistics.spread(measured, "bound_ratio"),
@@ -322,68 +324,23 @@ def _dtype(
         "samples": statistics.samples(measured),
     }
     if scores := kept_scores.scores(verdicts):
-        found["scores"] = scores
-    return found
-
-
-def _judged(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Those that count and say something of their case."""
-    return [v for v in verdicts if v.counted and v.outcome != INAPPLICABLE]
-
-
-def _bins(judged: Iterable[Verdict]) -> Counter[str]:
-    """Cases by bin; nearly always one oracle alone says which bins a case is in."""
-    found: dict[str, tuple[str, ...]] = {}
-    for verdict in judged:
-        if verdict.bins:
-            earlier = found.get(verdict.case, ())
-            found[verdict.case] = tuple({*earlier, *verdict.bins}) if earlier else verdict.bins
-    return Counter(name for bins in found.values() for name in bins)
+        reported["scores"] = scores
+    return reported
 
 
 def _shortfalls(
-    verdicts: Sequence[Verdict], judged: Sequence[Verdict], missing: Sequence[str], required: int
+    verdicts: Verdicts, judged: Verdicts, missing: Sequence[str], required: int
 ) -> list[str]:
     reasons = []
-    if failures := _cases(v for v in judged if v.outcome == "fail"):
-        reasons.append(f"{failures} of {counted(_cases(judged), 'case')} fail")
-    elif shrunk := _cases(v for v in verdicts if v.outcome == "fail"):
+    if failures := _cases(judged.failing):
+        reasons.append(f"{failures} of {counted(len(judged.cases), 'case')} fail")
+    elif shrunk := _cases(verdicts.failing):
         reasons.append(f"{counted(shrunk, 'case')} failed while shrinking")
     if not judged:
         reasons.append("not run")
     elif missing:
         reasons.append(f"{len(missing)} of {required} coverage bins empty")
     return reasons
-
-
-def _oracles(counted: Sequence[Verdict]) -> list[Oracle]:
-    grouped: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
-    for verdict in counted:
-        grouped[verdict.group, verdict.oracle].append(verdict)
-    return [_oracle(group, oracle, found) for (group, oracle), found in sorted(grouped.items())]
-
-
-def _oracle(group: str, oracle: str, verdicts: Sequence[Verdict]) -> Oracle:
-    judged = [v for v in verdicts if v.outcome != INAPPLICABLE]
-    measured = [v for v in judged if v.measures]
-    skipped = (v.observed.get(INAPPLICABLE) for v in verdicts if v.outcome == INAPPLICABLE)
-    reasons = Counter(str(reason) for reason in skipped if reason)
-    found: Oracle = {
-        "oracle": oracle,
-        "group": group,
-        "cases": len(judged),
-        "failures": sum(v.outcome == "fail" for v in judged),
-        "inapplicable": len(verdicts) - len(judged),
-    }
-    if ratios := statistics.largest(measured):
-        found["r"] = ratios
-    if spread := statistics.spread(measured, "lse_ulp"):
-        found["lse_ulp"] = spread
-    if spread := statistics.spread(measured, "bound_ratio"):
-        found["bound_ratio"] = spread
-    if reasons:
-        found["reasons"] = dict(sorted(reasons.items()))
-    return found
 
 
 def _cases(verdicts: Iterable[Verdict]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from verify.evidence import Verdict
+from verify.evidence import Verdict, Verdicts
 from verify.report.schema import Cell
 
 _ORACLES = ("contract", "contract_backward", "declared_numerics")
@@ -13,8 +13,10 @@ _ORACLES = ("contract", "contract_backward", "declared_numerics")
 def cells(verdicts: Iterable[Verdict]) -> dict[str, Cell]:
     """The properties of one variant by name, sorted, from its verdicts; the counted ones alone."""
     found: dict[str, Cell] = {}
-    telling = [v for v in verdicts if v.observed and v.oracle in _ORACLES and v.counted]
-    for verdict in sorted(telling, key=lambda v: (v.case, v.oracle)):
+    asked = Verdicts.of(verdicts).where(
+        lambda shape, said: shape.counted and said.oracle in _ORACLES
+    )
+    for verdict in asked.first_with_words:
         for name, word in verdict.observed.items():
             item, _, kind = name.partition(":")
             cell = found.setdefault(item, Cell(measured={}, declared={}, contradicts=""))

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from verify.evidence import Verdict
+from verify.evidence import Verdict, Verdicts
 from verify.evidence.known_failures import Xfails
 from verify.problem.case import replay_command
 from verify.report.schema import (
@@ -14,14 +14,13 @@ from verify.report.schema import (
 )
 
 
-def _failing(verdicts: Sequence[Verdict], known: Xfails) -> list[Failure]:
+def _failing(verdicts: Verdicts, known: Xfails) -> list[Failure]:
     """By config and oracle; what is known stands apart, for it would hide a larger case that is
     not."""
     grouped: dict[tuple[str, str, str], list[Verdict]] = defaultdict(list)
-    for verdict in verdicts:
-        if verdict.outcome == "fail":
-            entry = known.expecting(verdict)
-            grouped[verdict.config, verdict.oracle, entry.told if entry else ""].append(verdict)
+    for verdict in verdicts.failing:
+        entry = known.expecting(verdict)
+        grouped[verdict.config, verdict.oracle, entry.told if entry else ""].append(verdict)
     return [_failure(found, told) for (_, _, told), found in sorted(grouped.items())]
 
 

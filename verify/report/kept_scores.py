@@ -3,10 +3,12 @@ scores."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from verify.evidence import Verdict
+from verify.evidence import Verdict, Verdicts
+from verify.evidence.columns import all_blocks
 from verify.report.campaign_schema import ScoresReport
 from verify.report.schema import DTypeReport, VariantReport
 
@@ -17,19 +19,27 @@ WITHIN, ROUNDED, UNDECIDED = "within", "rounded", "undecided"
 
 def scores(verdicts: Iterable[Verdict]) -> ScoresReport | None:
     """What the counted cases of one dtype say; None if none was asked."""
-    asked = [v for v in verdicts if v.oracle == _ORACLE and v.counted and "scores" in v.observed]
-    if not asked:
+    asked = Verdicts.of(verdicts).where(
+        lambda shape, said: shape.counted and said.oracle == _ORACLE
+    )
+    words: Counter[str] = Counter()
+    worst: tuple[float, str] = (-math.inf, "")
+    for block in all_blocks(asked):
+        for row, observed in block.observed:
+            if "scores" in observed:
+                words[observed["scores"]] += 1
+            if observed.get("scores") == UNDECIDED:
+                verdict = block.verdict(row)
+                worst = max(worst, (_ratio(verdict), verdict.case))
+    if not words:
         return None
-    words = Counter(v.observed["scores"] for v in asked)
     found: ScoresReport = {
-        "cases": len(asked),
+        "cases": words.total(),
         "rounded": words[ROUNDED],
         "undecided": words[UNDECIDED],
     }
-    beyond = [v for v in asked if v.observed["scores"] == UNDECIDED]
-    if beyond:
-        worst = max(beyond, key=lambda v: (_ratio(v), v.case))
-        found |= {"r": _ratio(worst), "case": worst.case}
+    if words[UNDECIDED]:
+        found |= {"r": worst[0], "case": worst[1]}
     return found
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from verify.evidence import Verdict
 from verify.report.campaign_schema import PoolReport
 from verify.report.schema import TENSORS
-from verify.statistics.pool import Pool, pools
+from verify.statistics.pool import Pool
 
 
-def reports(verdicts: Iterable[Verdict]) -> list[PoolReport]:
+def reports(pools: Iterable[Pool]) -> list[PoolReport]:
     """One entry per (variant, dtype, tensor) with judged rows, in this order, tensors as in
     TENSORS."""
-    found = sorted(
-        pools(verdicts), key=lambda pool: (pool.variant, pool.dtype, TENSORS.index(pool.tensor))
-    )
+    found = sorted(pools, key=lambda pool: (pool.variant, pool.dtype, TENSORS.index(pool.tensor)))
     return [_report(pool) for pool in found]
 
 

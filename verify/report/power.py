@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from verify.evidence import Verdict
+from verify.evidence import Verdict, Verdicts
+from verify.evidence.columns import Column, blocks, column
 from verify.report import replays
 from verify.report.campaign_schema import PowerReport
 from verify.report.schema import Report
@@ -36,22 +36,22 @@ FAULTS: Mapping[str, str] = {
 _POOLED = {"out": "noise", "dq": "ds_noise"}  # tensors whose pools certify a class
 
 
-def reports(verdicts: Sequence[Verdict]) -> list[PowerReport]:
+def reports(verdicts: Iterable[Verdict], pooled: Sequence[Pool] | None = None) -> list[PowerReport]:
     """One entry per (variant, dtype, class) that a counted, passing case certifies, or the
     statistics of all, in this order.
 
-    Of equal strengths the case with the first name counts.  Evidence of an earlier day has none.
+    pooled: the pools of these verdicts, if they are known.  Of equal strengths the case with the
+    first name counts.  Evidence of an earlier day has none.
     """
-    found: dict[tuple[str, str, str], list[Verdict]] = defaultdict(list)
-    pooled = pools(verdicts)
-    for verdict in verdicts:
-        if verdict.counted and verdict.outcome == "pass":
-            for name in verdict.measures:
-                fault = name.removeprefix(_PREFIX)
-                if fault != name and fault in FAULTS:
-                    found[verdict.variant, verdict.dtype, fault].append(verdict)
+    verdicts = Verdicts.of(verdicts)
+    passing = verdicts.where(lambda shape, said: shape.counted and said.outcome == "pass")
+    reported = list(_of_pools(pools(verdicts) if pooled is None else pooled))
+    for key, found in passing.by_dtype().items():
+        for fault in FAULTS:
+            strengths = column(found, f"{_PREFIX}{fault}")
+            if len(strengths):
+                reported.append(_report(*key, fault, found, strengths))
     order = list(FAULTS)
-    reported = [_report(*key, found[key]) for key in found] + list(_of_pools(pooled))
     return sorted(
         reported, key=lambda one: (one["variant"], one["dtype"], order.index(one["fault"]))
     )
@@ -74,29 +74,30 @@ def _of_pools(pooled: Iterable[Pool]) -> Iterator[PowerReport]:
             }
 
 
-def _report(variant: str, dtype: str, fault: str, verdicts: list[Verdict]) -> PowerReport:
-    measure = f"{_PREFIX}{fault}"
-    best = min(verdicts, key=lambda v: (v.measures[measure], v.case))
-    rules = {
-        rule: min(
-            (v.measures[f"{rule}_{fault}"] for v in verdicts if f"{rule}_{fault}" in v.measures),
-            default=None,
-        )
-        for rule in ("tutorial", "close")
-    }
+def _report(
+    variant: str, dtype: str, fault: str, verdicts: Verdicts, strengths: Column
+) -> PowerReport:
+    best = strengths.first_of(strengths.smallest)
     found: PowerReport = {
         "variant": variant,
         "dtype": dtype,
         "fault": fault,
-        "cases": len(verdicts),
-        "strength": best.measures[measure],
+        "cases": len(strengths),
+        "strength": strengths.smallest,
         "case": best.case,
-        "tutorial": rules["tutorial"],
-        "close": rules["close"],
+        "tutorial": _least(verdicts, fault, "tutorial"),
+        "close": _least(verdicts, fault, "close"),
     }
     if replay := replays.unusual(best.case):
         found["replay"] = replay
     return found
+
+
+def _least(verdicts: Verdicts, fault: str, rule: str) -> float | None:
+    """The smallest fault that another rule would have convicted, of the cases that certify one."""
+    measure = f"{rule}_{fault}"
+    having = blocks(verdicts, f"{_PREFIX}{fault}", measure)
+    return Column(having, lambda block: block.measure(measure)).smallest if having else None
 
 
 def summary(report: Report) -> str | None:

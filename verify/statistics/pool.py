@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
-from verify.evidence import Verdict
+import numpy as np
+
+from verify.evidence import Verdict, Verdicts
+from verify.evidence.columns import Block, all_blocks
 from verify.statistics.limits import FALSE_ALARM, MODEL, mean_limit, rows_for_note, square_limit
 
 _TESTS = 4  # of each pool: rms, mean, toward, weighed
@@ -91,43 +94,87 @@ def pools(verdicts: Iterable[Verdict]) -> list[Pool]:
     the same problem are averaged.  Cases that were chosen because they failed or were worst before
     count nowhere: only what was generated does.
     """
-    found: dict[tuple[str, str, str], dict[str, list[Verdict]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    for verdict in verdicts:
-        if verdict.phase == "generate":
-            for tensor in (
-                name.removeprefix("rows_") for name in verdict.measures if name.startswith("rows_")
-            ):
-                found[verdict.variant, verdict.dtype, tensor][verdict.problem].append(verdict)
+    generated = Verdicts.of(verdicts).where(lambda shape, said: shape.phase == "generate")
+    found: dict[tuple[str, str, str], list[Block]] = {}
+    for (variant, dtype), those in generated.by_dtype().items():
+        for block in all_blocks(those):
+            for name in block.measures:
+                if name.startswith("rows_"):
+                    key = variant, dtype, name.removeprefix("rows_")
+                    found.setdefault(key, []).append(block)
     chance = FALSE_ALARM / (_TESTS * max(len(found), 1))
-    return [_pool(key, found[key], chance) for key in sorted(found)]
+    return [_pool(key, _Rows(found[key], key[2]), chance) for key in sorted(found)]
 
 
-def _pool(
-    key: tuple[str, str, str], problems: Mapping[str, Sequence[Verdict]], chance: float
-) -> Pool:
-    variant, dtype, tensor = key
+class _Rows:
+    """The sums that cases have of one tensor, of those cases alone that count."""
+
+    def __init__(self, blocks: list[Block], tensor: str) -> None:
+        cases = [case for block in blocks for case in block.table.cases]
+        sums = {
+            name: np.concatenate([block.measure(f"{name}_{tensor}", 0.0) for block in blocks])
+            for name in _SUMS
+        }
+        problems = _one_of_each_seed(blocks, cases, sums["rows"].tolist())
+        kept = [place for places in problems for place in places]
+        self.cases = [cases[place] for place in kept]
+        self.sums = {name: values[kept] for name, values in sums.items()}
+        self._ends = list(accumulate(map(len, problems)))
+
+    def total(self, name: str) -> float:
+        """The sum over problems of the mean over those who were asked it."""
+        values = self.sums[name].tolist()
+        if len(values) == len(self._ends):
+            return math.fsum(values)
+        begins = [0, *self._ends[:-1]]
+        return math.fsum(
+            math.fsum(values[begin:end]) / (end - begin)
+            for begin, end in zip(begins, self._ends, strict=True)
+        )
+
+    def most(self, name: str, sign: float) -> str:
+        """The case whose rows add most to a sum of that sign, by the chance of it: a few rows may
+        do so by luck."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            weights = math.copysign(1.0, sign) * self.sums[name] / np.sqrt(self.sums["rows"])
+        largest = np.fmax.reduce(weights)
+        same = np.flatnonzero(weights == largest).tolist() or range(len(weights))
+        return max(self.cases[place] for place in same)
+
+
+def _one_of_each_seed(blocks: list[Block], cases: list[str], rows: list[float]) -> list[list[int]]:
+    """The places of the cases of each problem that counts: of one seed the one with most rows, by
+    the first of its cases and oracles."""
+    problems: dict[str, list[int]] = {}
+    every = (problem for block in blocks for problem in block.table.problems)
+    for place, problem in enumerate(every):
+        problems.setdefault(problem, []).append(place)
+    ends = np.cumsum([len(block) for block in blocks])
+
+    def order(place: int) -> tuple[str, str]:
+        block = blocks[int(np.searchsorted(ends, place, "right"))]
+        return cases[place], block.oracle
+
     by_seed: dict[str, tuple[float, str]] = {}
-    for problem, heard in problems.items():
+    for problem, places in problems.items():
         seed = _SEED.search(problem)
         name = seed[1] if seed else "0"
-        by_seed[name] = max(
-            by_seed.get(name, (-1.0, "")), (heard[0].measures[f"rows_{tensor}"], problem)
-        )
-    kept = sorted(problem for _, problem in by_seed.values())
-    average = {
-        name: math.fsum(_mean(problems[p], f"{name}_{tensor}") for p in kept) for name in _SUMS
-    }
+        first = min(places, key=order) if len(places) > 1 else places[0]
+        by_seed[name] = max(by_seed.get(name, (-1.0, "")), (rows[first], problem))
+    return [problems[problem] for _, problem in by_seed.values()]
+
+
+def _pool(key: tuple[str, str, str], of: _Rows, chance: float) -> Pool:
+    variant, dtype, tensor = key
+    average = {name: of.total(name) for name in _SUMS}
     rows = average["rows"]
-    cases = [v for p in kept for v in problems[p]]
     slack, mean = average["slack"] / rows, mean_limit(rows, chance)
     weight = average["weight"]
     return Pool(
         variant=variant,
         dtype=dtype,
         tensor=tensor,
-        cases=len(cases),
+        cases=len(of.cases),
         rows=round(rows),
         rms=math.sqrt(average["z2"] / rows),
         mean=average["z"] / rows,
@@ -139,7 +186,7 @@ def _pool(
         weight=weight,
         weighed=math.sqrt(average["weighed"] / weight) if weight > 0 else 0.0,
         worst={
-            name: _most(cases, tensor, key, average[key])
+            name: of.most(key, average[key])
             for name, key in (
                 ("rms", "z2"),
                 ("mean", "z"),
@@ -151,22 +198,3 @@ def _pool(
         mean_limit=slack + mean + MODEL,
         weighed_limit=math.sqrt(square_limit(weight, chance)) * (1 + MODEL),
     )
-
-
-def _most(verdicts: Sequence[Verdict], tensor: str, key: str, sign: float) -> str:
-    """The case whose rows add most to a sum of that sign, by the chance of it: a few rows may do so
-    by luck."""
-
-    def weight(v: Verdict) -> float:
-        return (
-            math.copysign(1.0, sign)
-            * v.measures.get(f"{key}_{tensor}", 0.0)
-            / math.sqrt(v.measures[f"rows_{tensor}"])
-        )
-
-    return max(verdicts, key=lambda v: (weight(v), v.case)).case
-
-
-def _mean(verdicts: Sequence[Verdict], measure: str) -> float:
-    """The mean of a measure; 0 for one that evidence of an earlier day lacks."""
-    return math.fsum(v.measures.get(measure, 0.0) for v in verdicts) / len(verdicts)

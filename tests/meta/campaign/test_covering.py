@@ -54,12 +54,13 @@ def judged(case: str) -> Verdict:
 
 def test_a_report_names_the_pairs_that_never_met() -> None:
     cases = ("sq=5,skv=9,d=64", "b=2,sq=9,skv=9,d=64")
-    found = pairs.report(judged(f"v:m64n32:accuracy:{name},dtype=float16") for name in cases)
+    verdicts = [judged(f"v:m64n32:accuracy:{name},dtype=float16") for name in cases]
+    found = pairs.report(pairs.met(verdicts))
     factors, moved = 11, 2  # batch and lengths
     same = factors - moved
     assert found["met"] == same * (same - 1) // 2 + 2 * (same * moved + 1)
     assert found["never"] == ["batch 1 with lengths equal", "batch 2 with lengths less"]
-    assert pairs.report([judged("v:default:accuracy:what no version reads")]) == {
+    assert pairs.report(pairs.met([judged("v:default:accuracy:what no version reads")])) == {
         "met": 0,
         "never": [],
     }

@@ -173,7 +173,8 @@ class TestCommand:
     def test_published_and_refused_and_replaced(self, here: Path) -> None:
         whole = campaign()
         self.record(here, whole)
-        self.record(here, dataclasses.replace(whole, verdicts=whole.verdicts[:20]), "two")
+        half = tuple(verdict for verdict in whole.verdicts if verdict.dtype == "bfloat16")
+        self.record(here, dataclasses.replace(whole, verdicts=half), "two")
         status, said = self.told("--run", "one", "--publish")
         assert status == runner.CLEAN
         assert "published: " in said

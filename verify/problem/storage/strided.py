@@ -75,6 +75,13 @@ class Layout(Storage):
     def pieces(self, shape: Shape4) -> dict[str, Piece]:
         return {"": Piece(shape, self.strides(shape), self.offset, self.pitch)}
 
+    def aligned(self, shape: Shape4, itemsize: int, alignment: int) -> bool:
+        # All steps are multiples of a row's: nearly always that decides.
+        steps = (shape[-1] + self.pitch, self.offset)
+        if not any(step * itemsize % alignment for step in steps):
+            return True
+        return super().aligned(shape, itemsize, alignment)
+
     def write(self, values: Tensor, views: Mapping[str, Tensor]) -> None:
         """Values of any rank; what is stored once is written through a narrowed view."""
         view = views[""]
