@@ -18,7 +18,7 @@ from verify.campaign.targets import Target
 from verify.cell.discovery import Roster, roster
 from verify.door.checking import _gradients
 from verify.door.stand_in import stand_in
-from verify.evidence import Evidence, NotRun, Recorder, Verdict
+from verify.evidence import Evidence, NotRun, Recorder, Verdict, Verdicts
 from verify.problem import Problem
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -204,9 +204,9 @@ def test_a_report_says_why_a_dtype_has_no_gradients() -> None:
 
     counted = [verdict("float32", r_dq=0.1), verdict("float16"), verdict("bfloat16")]
     unjudged = NotRun(variant="mine-gradients", dtype="float16", reason="its range is short")
-    words = _gradients(Evidence(not_run=(unjudged,)), counted)
+    words = _gradients(Evidence(not_run=(unjudged,)), Verdicts.of(counted))
     assert words == "judged in float32, not in bfloat16, float16 (its range is short)"
-    assert _gradients(Evidence(), counted[:1]) == "judged in float32"
+    assert _gradients(Evidence(), Verdicts.of(counted[:1])) == "judged in float32"
 
 
 def test_what_no_module_holds_is_refused_in_one_line(objects: ModuleType) -> None:
