@@ -39,7 +39,7 @@ class Unheard:
 
 def with_feature(feature: Feature) -> mock._patch:  # type: ignore[type-arg]
     """While it holds, every problem has that feature, too."""
-    before = Problem.features.fget  # type: ignore[attr-defined]
+    before = Problem.features.func  # type: ignore[attr-defined]
     both = property(lambda problem: (*before(problem), feature))
     return mock.patch.object(Problem, "features", both)
 
