@@ -10,7 +10,7 @@ from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 from verify.report import earlier
 from verify.report.schema import SCHEMA_VERSION, Report, ReportError
 
-_DTYPES = 6  # the depth at which the dtypes of a variant are
+_DTYPES = 5  # the depth at which what a variant's dtype has is one line each
 
 
 def dumps(report: Report) -> str:
