@@ -13,9 +13,9 @@ from verify.problem.inputs import dout as upstream
 
 
 def drawn(problem: Problem) -> Inputs:
-    """`tensors` of the problem on the CPU, which nobody may write into.
+    """`tensors` of the problem on the CPU.  No caller may write into them.
 
-    Raises RuntimeError if somebody has, ProblemError as `tensors` does.
+    Raises RuntimeError if a caller has, ProblemError as `tensors` does.
     """
     made, writes = _drawn(problem)
     _check(writes, *made.named.values())

@@ -19,8 +19,7 @@ class Arenas:
     """Arenas by the path of a kernel file."""
 
     def __init__(self, most: int = _MOST) -> None:
-        """most: bytes of all arenas, beyond which the memory of those that were not asked for
-        lately is freed."""
+        """most: bytes of all arenas.  Beyond it the least recently used ones lose their memory."""
         self._most = most
         self._arenas: OrderedDict[str, Arena] = OrderedDict()
 

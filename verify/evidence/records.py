@@ -210,14 +210,18 @@ class Passed:
         )
 
     @property
+    def outcomes(self) -> list[tuple[str, Outcome]]:
+        """Each oracle and what it came to."""
+        found: list[tuple[str, Outcome]] = [(oracle, "pass") for oracle in self.passing]
+        return found + [(oracle, "inapplicable") for oracle in self.inapplicable]
+
+    @property
     def verdicts(self) -> list[Verdict]:
         """The verdicts that were recorded."""
         variant, config, group, problem = place_of(self.case)
         told = {each.oracle: each for each in self.told}
-        outcomes: list[tuple[str, Outcome]] = [(oracle, "pass") for oracle in self.passing]
-        outcomes += [(oracle, "inapplicable") for oracle in self.inapplicable]
         found = []
-        for oracle, outcome in outcomes:
+        for oracle, outcome in self.outcomes:
             more = told.get(oracle) or Told(oracle=oracle)
             found.append(
                 Verdict(

@@ -249,8 +249,7 @@ class Packer:
         the place of what it told."""
         variant, config, group, problem = place_of(passed.case)
         places = {each.oracle: place for place, each in enumerate(passed.told)}
-        outcomes: list[tuple[str, Outcome]] = [(oracle, "pass") for oracle in passed.passing]
-        outcomes += [(oracle, "inapplicable") for oracle in passed.inapplicable]
+        outcomes = passed.outcomes
         telling = [places.get(oracle) for oracle, _ in outcomes]
         picks = tuple((said, pick) for said, pick in enumerate(telling) if pick is not None)
         said = tuple(

@@ -136,22 +136,12 @@ class Verdicts(Collection[Verdict]):
 
     def __contains__(self, one: object) -> bool:
         return isinstance(one, Verdict) and any(
-            one == verdict for verdict in self._on(frozenset({one.case}))
-        )
-
-    def on(self, cases: frozenset[str]) -> tuple[Verdict, ...]:
-        """Those on certain cases, sorted."""
-        return tuple(self._on(cases))
-
-    def _on(self, cases: frozenset[str]) -> Iterator[Verdict]:
-        found = [
-            table.verdict(row, said)
+            one == table.verdict(row, said)
             for table, places in self.parts
             for row, case in enumerate(table.cases)
-            if case in cases
+            if case == one.case
             for said in places
-        ]
-        return iter(sorted(found, key=lambda verdict: (verdict.case, verdict.oracle)))
+        )
 
     @overload
     def __getitem__(self, place: int) -> Verdict: ...

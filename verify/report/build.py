@@ -47,7 +47,7 @@ from verify.statistics.pool import pools
 
 @dataclass(frozen=True)
 class _Judged:
-    """What was judged of one dtype of a variant, and which pairs of levels met in it."""
+    """The verdicts on one dtype of a variant, and the pairs of levels that met in its cases."""
 
     verdicts: Verdicts = field(default_factory=Verdicts)
     met: AbstractSet[Pair] = frozenset()

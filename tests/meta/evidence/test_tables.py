@@ -1,4 +1,4 @@
-"""Verdicts in tables: what was put in comes out, joined as if each were an object."""
+"""Verdicts in tables: they come out as they went in, and are joined as objects are."""
 
 from __future__ import annotations
 
