@@ -20,6 +20,7 @@ def preload(further: Sequence[str] = ()) -> None:
     further: TRITON_COMPILER, for kernel processes that compile Triton kernels.
     """
     torch.set_num_threads(1)
+    os.register_at_fork(after_in_child=_renew_thread_pool)
     if os.environ.get("TRITON_INTERPRET") == "1":
         from verify.cell.triton_interpreter import repair
 
@@ -31,6 +32,16 @@ def preload(further: Sequence[str] = ()) -> None:
     # Imported objects stay: garbage collection in a kernel process need not visit them.
     gc.collect()
     gc.freeze()
+
+
+def _renew_thread_pool() -> None:
+    """Make torch's pool of threads anew, which a fork has left without threads.
+
+    Otherwise the first thread that asks for the pool makes it, without a lock, and a second one
+    that asks meanwhile ends the process ("Invalid thread pool!").  A backward of autograd starts a
+    thread for each GPU at once (https://github.com/pytorch/pytorch/issues/178535).
+    """
+    torch.set_num_threads(torch.get_num_threads())
 
 
 def _triton_compiler() -> None:
