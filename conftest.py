@@ -312,6 +312,15 @@ def pytest_runtest_makereport(
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """End a test whose search is over as one that has passed."""
+    try:
+        return (yield)
+    except halt.SearchOver:
+        return True
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Stop this worker if a campaign with --exitfirst has failed in any worker, or if a GPU is
     quarantined."""

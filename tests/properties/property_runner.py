@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -104,12 +104,20 @@ def check_all_are_asked(tests: Iterable[object]) -> None:
         )
 
 
-def hold(judge: Judge, target: Target, source: st.DataObject | Problem | str) -> None:
+def hold(
+    judge: Judge,
+    target: Target,
+    source: st.DataObject | Problem | str,
+    among: Sequence[Target] = (),
+) -> None:
     """Judge a drawn problem, a given one, or a case id.
+
+    among: all targets from which the test draws one; () if it has one.
 
     Raises Convicted with the explanation of the first failing verdict.  A case that failed once
     counts as failed from then on, even if it would pass now.  The search, and the shrinking after
-    it, end when their time is over (a hang costs a deadline at every step).
+    it, end when their time is over (a hang costs a deadline at every step): the search by
+    halt.SearchOver.
     """
     __tracebackhide__ = True
     if not isinstance(source, st.DataObject) and halt.over():
@@ -124,6 +132,9 @@ def hold(judge: Judge, target: Target, source: st.DataObject | Problem | str) ->
         return
     search = _searches.of(target)
     problem = source.draw(target.problems, label="problem")
+    # after the draw: Hypothesis wants each example to draw as much as those before it
+    if _over([_searches.of(each) for each in among or (target,)]):
+        raise halt.SearchOver
     case = f"{target.group}:{problem.name}"
     if case in search.failed:
         _convict(search.failed[case])
@@ -151,6 +162,14 @@ def hold(judge: Judge, target: Target, source: st.DataObject | Problem | str) ->
     if failing:
         search.failed[case] = failing
     _convict(failing)
+
+
+def _over(searches: Sequence[_Search]) -> bool:
+    """Whether nothing more is searched for.  What failed is made smaller, and raised again."""
+    if any(search.failed or search.broken is not None for search in searches):
+        return False
+    budget = _budget("generate")
+    return halt.over() or all(search.seconds["generate"] > budget for search in searches)
 
 
 def _judged(

@@ -76,7 +76,7 @@ def test_ignores_what_is_masked(target: Target, judge: Judge, data: st.DataObjec
 @given(data=st.data())
 def test_answers_exactly(targets: tuple[Target, ...], judge: Judge, data: st.DataObject) -> None:
     """Inputs whose results are known, or scale, bit for bit give just these."""
-    hold(judge, data.draw(st.sampled_from(targets), label="question"), data)
+    hold(judge, data.draw(st.sampled_from(targets), label="question"), data, targets)
 
 
 @tier.first_tier(tier.source_file)
@@ -87,7 +87,7 @@ def test_holds_its_relations(
 ) -> None:
     """Related inputs have related results: one relation a case, bitwise or within the bounds of
     both results."""
-    hold(judge, data.draw(st.sampled_from(targets), label="relation"), data)
+    hold(judge, data.draw(st.sampled_from(targets), label="relation"), data, targets)
 
 
 @tier.first_tier(tier.source_file)

@@ -19,6 +19,11 @@ _quarantine: Path | None = None
 _interruption: Path | None = None
 
 
+class SearchOver(BaseException):
+    """A search for a failing case ends.  Hypothesis stops at it, where it would draw all further
+    examples of a test that returned; the test has passed then."""
+
+
 def stop_at_first_failure(marker: Path | None) -> None:
     """Make this process stop once `marker` is a file, and create that file at its first failure.
 

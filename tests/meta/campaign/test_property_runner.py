@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Generator, Sequence
 from datetime import date
 from pathlib import Path
@@ -18,6 +19,7 @@ from references.output_scale import DTYPES as EIGHT_BITS
 from tests.harness.in_process import declared
 from tests.properties import property_runner, test_attention
 from tests.properties.property_runner import Convicted, hold, hold_first
+from verify.campaign import halt
 from verify.campaign.edge_cases import first_cases
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
@@ -64,12 +66,12 @@ class Bench:
         ]
 
 
-def search(bench: Bench, dtype: str) -> None:
+def search(bench: Bench, dtype: str, examples: int = 60) -> None:
     declaration = declared()
     target = Target(declaration, declaration.configs[0], dtype, "accuracy")
 
     @settings(
-        max_examples=60,
+        max_examples=examples,
         database=None,
         derandomize=True,
         deadline=None,
@@ -111,7 +113,89 @@ def test_a_failing_sibling_is_found_and_shrunk(count: int, monkeypatch: pytest.M
     assert min(len(p.name) for p in failing) < 70
     if count:  # found among the siblings of the first problem that is long enough
         assert sum(p.seqlen_kv > 4 for p in bench.judged[: bench.judged.index(failing[0])]) <= 5
-        assert len({(p.distribution, p.seed) for p in failing}) <= 3
+        values = Counter((p.distribution, p.seed) for p in failing)
+        assert values.most_common(1)[0][0] == (failing[0].distribution, failing[0].seed), values
+
+
+class Timed(Bench):
+    """A judge whose campaign is out of time after so many cases."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cases: int, convicts: bool) -> None:
+        super().__init__(breaks=False)
+        self.monkeypatch, self.cases, self.convicts = monkeypatch, cases, convicts
+
+    def judge(self, target: Target, problem: Problem, phase: Phase = "generate") -> list[Verdict]:
+        if len(self.judged) + 1 == self.cases:
+            self.monkeypatch.setenv(halt.UNTIL, "0")
+        if not self.convicts:
+            problem = problem.but(seqlen_q=1, seqlen_kv=1)
+        return super().judge(target, problem, phase)
+
+
+def test_a_search_ends_with_the_campaigns_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hypothesis would draw a million examples."""
+    property_runner._searches.clear()
+    bench = Timed(monkeypatch, cases=5, convicts=False)
+    with pytest.raises(halt.SearchOver):
+        search(bench, "float16", examples=1_000_000)
+    assert len(bench.judged) == 5
+
+
+def test_a_search_ends_with_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERIFY_SEARCH_SECONDS", "0.02")
+    property_runner._searches.clear()
+    bench = Timed(monkeypatch, cases=-1, convicts=False)
+    with pytest.raises(halt.SearchOver):
+        search(bench, "float16", examples=1_000_000)
+    assert bench.judged
+
+
+def test_what_failed_is_raised_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    property_runner._searches.clear()
+    bench = Timed(monkeypatch, cases=1, convicts=True)
+    while bench.cases < 100:  # until the case that ends the time is the first long one
+        bench.judged.clear()
+        monkeypatch.delenv(halt.UNTIL, raising=False)
+        property_runner._searches.clear()
+        try:
+            search(bench, "float16")
+        except halt.SearchOver:
+            bench.cases += 1
+        except Convicted:
+            break
+    assert bench.judged[bench.cases - 1].seqlen_kv > 4
+    assert all(problem.seqlen_kv <= 4 for problem in bench.judged[: bench.cases - 1])
+
+
+def test_one_of_several_targets_that_failed_keeps_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is made smaller while the time of the others is over."""
+    monkeypatch.setenv("VERIFY_SEARCH_SECONDS", "0")
+    declaration = declared()
+    config = declaration.configs[0]
+    wrong = Target(declaration, config, "float16", "accuracy")
+    right = Target(declaration, config, "bfloat16", "accuracy")
+    property_runner._searches.clear()
+
+    class OneWrong(Bench):
+        def judge(
+            self, target: Target, problem: Problem, phase: Phase = "generate"
+        ) -> list[Verdict]:
+            ours = problem if target is wrong else problem.but(seqlen_q=1, seqlen_kv=1)
+            return super().judge(target, ours, phase)
+
+    bench = OneWrong(breaks=False)
+    property_runner._searches.of(right).seconds["generate"] = 1.0
+
+    @settings(max_examples=200, database=None, derandomize=True, deadline=None)
+    @given(data=st.data())
+    def holds(data: st.DataObject) -> None:
+        own = data.draw(st.sampled_from([right, wrong]))
+        hold(cast(Judge, bench), own, data, (right, wrong))
+
+    with pytest.raises(Convicted):
+        holds()
 
 
 def test_an_error_of_the_judge_is_raised_as_it_is_and_not_shrunk() -> None:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.harness.commands import verify
 from tests.harness.finished_runs import PLAIN, command, passing, recorded, the_campaign_is
 from tests.harness.rendered import as_markdown
 from verify.bundle import ROOT
@@ -115,6 +116,14 @@ def test_the_end_of_the_time_interrupts_too(
     assert unjudged(found) == (CASES[:1], CASES[1:4])
     lines = (folder / f"{interruption.WORKER}.jsonl").read_text().splitlines()
     assert {json.loads(line)["reason"] for line in lines} == {"time"}
+
+
+def test_a_search_whose_time_is_over_ends_its_test(tmp_path: Path) -> None:
+    """However many examples are left: to draw them all would take an hour."""
+    words = ("--examples", 1_000_000, "--dtype", "float32", "-k", "within")
+    done = verify("run", PLAIN, *words, cwd=tmp_path, variables={"VERIFY_SEARCH_SECONDS": "0.5"})
+    assert done.returncode == CLEAN, done.stdout
+    assert "judge error" not in done.stdout
 
 
 def test_the_marker_stops_a_campaign(tmp_path: Path) -> None:
