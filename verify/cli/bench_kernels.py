@@ -45,7 +45,8 @@ from verify.timing.trials import ordered, tried
 from verify.variant import Declaration
 
 _PATIENCE = 60.0  # seconds for one peak
-_MOST_PROCESSES = 8  # that load and compile at the same time
+_MOST_PROCESSES = 16  # that load and compile at the same time
+_KEPT_EVERY = 20.0  # seconds
 
 
 def bench_kernels(request: Request, console: Console) -> int:
@@ -183,19 +184,36 @@ def _time(
             session.rules = replace(rules, total=total - (time.monotonic() - loaded))
         whole = len(rows) + len(wanted)
         with console.status("timing") as status:
+            written = time.monotonic()
             for row in session.rows(wanted):
                 rows.append(row)
+                if time.monotonic() - written > _KEPT_EVERY:
+                    written = time.monotonic()
+                    _keep(record, rows, session, request.folder)
                 status.update(f"timing: {len(rows)} of {whole}, {row['variant']}")
     finally:
         session.close()
         fork_server.close()
+    _fill(record, rows, session)
+
+
+def _fill(record: Benchmark, rows: Sequence[Row], session: Session) -> None:
+    """Put into the record what the session has timed, and how."""
     record["rows"] = flagged(rows)
     record["protocol"] = {
-        "calls": rules.calls,
-        "warmups": rules.warmups,
-        "row_seconds": rules.row_seconds,
+        "calls": session.rules.calls,
+        "warmups": session.rules.warmups,
+        "row_seconds": session.rules.row_seconds,
         "flushed": session.flushed,
     }
+
+
+def _keep(record: Benchmark, rows: Sequence[Row], session: Session, folder: Path) -> None:
+    """Write the rows that there are, for `--continue` if this process is killed."""
+    now = record.copy()
+    _fill(now, rows, session)
+    kept = condensed(now)
+    write(kept, folder, page.markdown(kept))
 
 
 def _publish(record: Benchmark, folder: Path) -> None:

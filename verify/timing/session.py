@@ -78,6 +78,7 @@ class Session:
     rules: Rules
     peaks: dict[str, float] = field(default_factory=dict)
     flushed: int = 0
+    stopped: str = ""  # why no further row is timed
     _cells: dict[str, Cell] = field(default_factory=dict)
     _builds: dict[str, list[str]] = field(default_factory=dict)
 
@@ -88,7 +89,7 @@ class Session:
 
     def prepare(self, candidates: Sequence[Candidate], processes: int) -> None:
         """Load all variants and compile what the candidates need, in parallel.  Failures show when
-        the candidates are timed."""
+        the candidates are timed.  Ctrl-C stops the session."""
         of_variant: dict[str, list[Candidate]] = {}
         for candidate in candidates:
             ref = candidate.declaration.ref
@@ -96,7 +97,12 @@ class Session:
                 self._cells[ref] = Cell(self.fork_server)
             of_variant.setdefault(ref, []).append(candidate)
         with ThreadPoolExecutor(processes) as pool:
-            list(pool.map(self._prepare, of_variant.values()))
+            try:
+                list(pool.map(self._prepare, of_variant.values()))
+            except KeyboardInterrupt:
+                self.stopped = INTERRUPTED
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.close()  # so that no thread waits for a build
 
     def _prepare(self, candidates: Sequence[Candidate]) -> None:
         declaration = candidates[0].declaration
@@ -109,6 +115,8 @@ class Session:
                 self._builds[declaration.ref] = list(map(str, found.data.get("builds", ())))
             small = dict.fromkeys(map(_small, candidates))
             for candidate in small:
+                if self.stopped:
+                    return
                 cell.time(declaration.path, _request(candidate, Rules(calls=1, row_seconds=0)))
         except (InfrastructureError, KeyError):
             return
@@ -117,18 +125,17 @@ class Session:
         """Time each candidate in turn.  After Ctrl-C, or when the time is over, the rest is left,
         so that what was timed is not lost."""
         begun = time.monotonic()
-        stopped = ""
         for candidate in candidates:
             total = self.rules.total
-            if not stopped and total is not None and time.monotonic() - begun > total:
-                stopped = f"the {total:g} s for all rows were over"
-            if not stopped:
+            if not self.stopped and total is not None and time.monotonic() - begun > total:
+                self.stopped = f"the {total:g} s for all rows were over"
+            if not self.stopped:
                 try:
                     yield self._timed(candidate, self.rules)
                     continue
                 except KeyboardInterrupt:
-                    stopped = INTERRUPTED
-            yield self._row(candidate, "left", stopped)
+                    self.stopped = INTERRUPTED
+            yield self._row(candidate, "left", self.stopped)
 
     def trial(self, candidate: Candidate) -> float | None:
         """Seconds of a call, the median of a few; None where it does not work."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from verify.timing.record import Benchmark, Trial, best_config, shape_of
-from verify.timing.session import Candidate, Session
+from verify.timing.session import INTERRUPTED, Candidate, Session
 from verify.timing.workloads import Workload
 
 _LENGTH = 4096  # of a trial, or what is nearest: long enough that the loop over keys decides
@@ -24,7 +24,7 @@ def tried(
     seconds: float | None = None,
 ) -> list[Trial]:
     """The trials of variants with several configs: those of the last record where the source is the
-    same, and the others now.
+    same, and the others now.  Ctrl-C stops the session, and a stopped one makes no trials.
 
     seconds: for all of them, None without a limit; a variant that is not tried begins with its
     first config.
@@ -45,9 +45,13 @@ def tried(
             found.append(known[_key(made)])
             continue
         for candidate in group:
-            if seconds is not None and time.monotonic() - begun > seconds:
+            if session.stopped or (seconds is not None and time.monotonic() - begun > seconds):
                 return found
-            took = session.trial(candidate)
+            try:
+                took = session.trial(candidate)
+            except KeyboardInterrupt:
+                session.stopped = INTERRUPTED
+                return found
             if took is not None:
                 made["seconds"][candidate.config.name] = took
         if made["seconds"]:

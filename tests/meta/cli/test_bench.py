@@ -18,6 +18,7 @@ from verify import cli
 from verify.campaign.judged import Judged, judged
 from verify.cell.discovery import roster
 from verify.cell.process import PLAIN_CPU, Cell, Reply
+from verify.cli import bench_kernels
 from verify.cli.bench_selection import Request, select
 from verify.evidence import RunInfo
 from verify.evidence.store import Recorder
@@ -25,6 +26,7 @@ from verify.machine import device
 from verify.probes.worker import Answer, Job
 from verify.report import build, write
 from verify.timing.record import read, shape_of
+from verify.timing.session import TRIAL
 from verify.timing.trials import ordered
 from verify.timing.workloads import SUITES, Suite, of_shapes
 from verify.variant import Declaration
@@ -325,6 +327,51 @@ def test_what_was_timed_before_an_interruption_is_kept(
     record = read(folder())
     assert [row["outcome"] for row in record["rows"]] == ["timed"]
     assert record["left"][-1]["reason"] == "3 rows of 2 configs: interrupted"
+
+
+@pytest.mark.parametrize("while_trying", [False, True])
+def test_an_interruption_before_the_first_row_keeps_the_rows_of_before(
+    while_trying: bool, bench: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while kernels compile, or while their configs are tried."""
+    one, two = kernel("one"), kernel("two")
+    judge(one, two)
+    assert bench(one, *FEW, "--direction", "forward") == 0
+    before = read(folder())["rows"]
+    time = Cell.time
+
+    def interrupted(cell: Cell, path: str, request: dict[str, Any]) -> Reply:
+        if (request["timing"]["calls"] == TRIAL.calls) == while_trying:
+            raise KeyboardInterrupt
+        return time(cell, path, request)
+
+    monkeypatch.setattr(Cell, "time", interrupted)
+    assert bench(one, two, *FEW, "--direction", "forward", "--continue") == 3
+    record = read(folder())
+    assert record["rows"] == before
+    assert record["left"][-1]["reason"].endswith("interrupted")
+
+
+def test_rows_are_written_while_others_are_timed(
+    bench: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is taken away costs the last row alone."""
+    path = kernel("one")
+    judge(path)
+    monkeypatch.setattr(bench_kernels, "_KEPT_EVERY", 0.0)
+    timed, time = [], Cell.time
+
+    def killed(cell: Cell, path: str, request: dict[str, Any]) -> Reply:
+        if request["timing"]["calls"] == 4:
+            timed.append(request)
+        if len(timed) == 3:
+            raise SystemExit(137)
+        return time(cell, path, request)
+
+    monkeypatch.setattr(Cell, "time", killed)
+    with pytest.raises(SystemExit):
+        bench(path, *FEW, "--direction", "forward")
+    assert [row["outcome"] for row in read(folder())["rows"]] == ["timed"] * 2
 
 
 def test_clocks_that_cannot_be_locked_are_a_usage_error(
