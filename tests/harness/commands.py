@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from verify.bundle import ROOT
+from verify.machine.cores import of_its_pytest
 from verify.machine.starter import JUDGES, Program, launch
 
 _TIMEOUT = 600  # seconds
@@ -21,12 +22,7 @@ def verify(
 
     The suite's starter forks it, if there is one: it has imported all that a campaign needs.
     """
-    own = {
-        name: value
-        for name, value in os.environ.items()
-        # By the count of workers, the campaign inside knows how many cores are its own.
-        if not name.startswith("PYTEST_") or name == "PYTEST_XDIST_WORKER_COUNT"
-    }
+    own = {name: value for name, value in os.environ.items() if not of_its_pytest(name)}
     with tempfile.TemporaryFile("w+") as output:
         arguments = [str(word) for word in words]
         process = launch(

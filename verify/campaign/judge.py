@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +35,7 @@ from verify.judging.history import Hearing, History
 from verify.judging.run_checks import held
 from verify.judging.together import Wanted, launch
 from verify.judging.trial import Trial
-from verify.machine.cores import threads
+from verify.machine.cores import own_threads
 from verify.oracles import Oracle, files_of, groups, leading_oracle, of_group, oracles
 from verify.problem import Problem
 from verify.problem.case import Case, replay_command
@@ -84,7 +83,7 @@ class Judge:
         printer.text(f"<{type(self).__name__}>")
 
     def __post_init__(self) -> None:
-        torch.set_num_threads(threads(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
+        torch.set_num_threads(own_threads())
         _keep_freed_memory()
 
     def close(self) -> None:

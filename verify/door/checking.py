@@ -24,6 +24,7 @@ from verify.evidence.errors import read as errors_of
 from verify.evidence.explanation import explain, smallest
 from verify.evidence.known_failures import xfails_in
 from verify.machine import device
+from verify.machine.cores import of_its_pytest
 from verify.machine.defaults import Defaults, defaults
 from verify.variant.checks import Check, flag, one_of, some_of, wholes
 from verify.variant.validation import INPUT_DTYPES, MOST_HEAD_DIM, within
@@ -31,8 +32,6 @@ from verify.variant.validation import INPUT_DTYPES, MOST_HEAD_DIM, within
 EXAMPLES = 10  # per dtype and group of oracles, if nothing is said
 _FAILURES = 4  # kinds of failures that the message tells in full
 _GPUS = "CUDA_VISIBLE_DEVICES"
-_PYTEST = "PYTEST_"  # variables of the pytest that calls: its options are not the campaign's
-_COUNT = "PYTEST_XDIST_WORKER_COUNT"  # by it the campaign knows how many cores are its own
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ def _without_pytest() -> Iterator[None]:
     """Hide the variables of a surrounding pytest from the campaign's own.  The campaigns of
     different workers of pytest-xdist get different GPUs, and each its share of the cores."""
     mask = device.gpus_for(os.environ.get("PYTEST_XDIST_WORKER", ""))
-    changed = [name for name in os.environ if name.startswith(_PYTEST) and name != _COUNT]
+    changed = [name for name in os.environ if of_its_pytest(name)]
     changed += [] if mask is None else [_GPUS]
     before = {name: os.environ.pop(name) for name in changed if name in os.environ}
     if mask is not None:

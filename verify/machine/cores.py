@@ -7,6 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+# How many equal processes share the cores, as pytest-xdist tells its workers.
+SHARED_BY = "PYTEST_XDIST_WORKER_COUNT"
+
 
 def cores(root: Path = Path("/")) -> int:
     """The number of cores that this process may use: the size of its affinity mask, or its cgroup's
@@ -29,6 +32,17 @@ def threads(processes: int = 1) -> int:
     share = max(1, cores() // max(1, processes))
     setting = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return min(share, int(setting)) if setting.isdecimal() and int(setting) > 0 else share
+
+
+def own_threads() -> int:
+    """Threads of this process, which shares the cores as SHARED_BY says."""
+    return threads(int(os.environ.get(SHARED_BY, "1")))
+
+
+def of_its_pytest(variable: str) -> bool:
+    """Whether a variable is for the pytest that a process runs in, and not for a campaign that the
+    process starts: that one needs SHARED_BY alone."""
+    return variable.startswith("PYTEST_") and variable != SHARED_BY
 
 
 def _quotas(root: Path) -> Iterator[float]:

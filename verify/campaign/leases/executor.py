@@ -30,6 +30,7 @@ from verify.campaign.leases.requests import Answer, Hello, Request
 from verify.campaign.leases.sources import GIVEN
 from verify.cell.fork_server import CHILD, environment_of
 from verify.machine import starter
+from verify.machine.cores import of_its_pytest
 from verify.machine.places import state_directory
 from verify.machine.settings import KIND_FILES
 
@@ -109,11 +110,7 @@ class Executor:
         self._socket, theirs = socket.socketpair()
         self._unread = b""
         self._read_to = {}
-        here = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("PYTEST_") or name == "PYTEST_XDIST_WORKER_COUNT"
-        }
+        here = {name: value for name, value in os.environ.items() if not of_its_pytest(name)}
         variables = for_children(here | self.spec.variables)
         variables[GIVEN] = os.pathsep.join(str(scratch / each) for each in self.spec.files)
         if self.spec.kinds:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from verify.bundle import for_children
 from verify.machine import device, leash
-from verify.machine.cores import cores
+from verify.machine.cores import SHARED_BY, cores
 
 _DEATH = "60"  # seconds after which a worker without a scheduler ends
 _GRACE = 10.0  # seconds until a worker that was asked to end is ended
@@ -50,8 +50,7 @@ def placed(count: int | None) -> list[dict[str, str]]:
             raise HostError(f"{count} workers: one a GPU, and this machine has {len(gpus)}")
         return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:count]]
     count = max(cores() // 2, 1) if count is None else count
-    # by the count of workers, a judge knows how many cores are its own
-    return [{"PYTEST_XDIST_WORKER_COUNT": str(count)} for _ in range(count)]
+    return [{SHARED_BY: str(count)} for _ in range(count)]
 
 
 def start_workers(
