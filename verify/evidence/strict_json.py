@@ -122,7 +122,7 @@ def _lines(data: Any, at: int, depth: int) -> str:
     if isinstance(data, list):
         return "[" + ",".join(inner + _lines(item, at + 1, depth) for item in data) + outer + "]"
     items = (
-        f"{json.dumps(key, ensure_ascii=False)}: {_lines(item, at + 1, depth)}"
+        f"{json.dumps(key, ensure_ascii=False)}:{_lines(item, at + 1, depth)}"
         for key, item in data.items()
     )
     return "{" + ",".join(inner + item for item in items) + outer + "}"
