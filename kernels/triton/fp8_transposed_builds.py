@@ -1,9 +1,6 @@
 """Which builds the forwards with a transposed V have, and what each of them may spill."""
 
 from kernels.triton.eight_bits import PROMOTION
-from verify.variant import Config
-
-WIDE = (Config(block_m=64, block_n=128, num_warps=4, num_stages=3),)
 
 BUILDS: tuple[tuple[str, int, str, bool, str, str], ...] = (
     ("float8_e4m3fn", 128, "full", True, "bfloat16", "head"),
@@ -46,9 +43,9 @@ SPILL_BUDGETS: dict[int | str, dict[str, dict[str, int]]] = {
         "m64n128w4s3, float8_e4m3fn, d 128, full": {"sm_90a": 16},
         "m64n128w4s3, float8_e5m2, d 128, window": {"sm_90a": 16},
         "m64n128w4s3, float8_e5m2, d 64, causal": {"sm_90a": 76},
-        "m64n128w4s3, float8_e5m2, d 72, causal, unaligned": {"sm_90a": 1360},
+        "m64n128w4s3, float8_e5m2, d 72, causal, unaligned": {"sm_90a": 1468},
         "m64n128w4s3, float8_e4m3fn, d 128, causal, out float8_e4m3fn": {"sm_90a": 48},
-        "m64n128w4s3, float8_e5m2, d 64, window, out float8_e5m2": {"sm_90a": 24},
+        "m64n128w4s3, float8_e5m2, d 64, window, out float8_e5m2": {"sm_90a": 88},
         "m64n128w4s3, float8_e5m2, d 64, window, block128": {"sm_90a": 96},
     },
 }

@@ -58,7 +58,7 @@ from kernels.triton.eight_bits import (
     tile_factors,
     widens,
 )
-from kernels.triton.fp8_transposed_builds import BUILDS, SPILL_BUDGETS, WIDE
+from kernels.triton.fp8_transposed_builds import BUILDS, SPILL_BUDGETS
 from kernels.triton.online_softmax import finished, masked, started
 from kernels.triton.tiles import (
     block_at,
@@ -79,6 +79,7 @@ from verify.variant import (
     Support,
     Variant,
     Workspace,
+    arch_named,
 )
 
 STORAGE = "transposedv"
@@ -201,15 +202,20 @@ def whole_pieces(v: Tensor) -> bool:
 
 
 def launch(
-    promotion: int | str, args: AttentionArgs, out: Tensor, lse: Tensor | None, *, widen: bool
+    promotion: int | str,
+    support: Support,
+    args: AttentionArgs,
+    out: Tensor,
+    lse: Tensor | None,
+    *,
+    widen: bool,
 ) -> Launch:
-    """How the kernel is launched for these arguments; raises `Unsupported` outside the support of
-    their config.
+    """How the kernel is launched for these arguments; raises `Unsupported` outside the support.
 
     promotion: as `Products.promotion`: 32, or "block".
     widen: multiply in fp16, where an 8-bit product cannot be promoted (sm_89).
     """
-    (WIDE_SUPPORT if args.config in WIDE else SUPPORT).check(args, out)
+    support.check(args, out)
     v = args.stored["v"].tensors[""]
     mask = mask_build(args)
     bucket = max(BUCKETS[0], head_dim_bucket(max(args.head_dim, args.head_dim_v)))
@@ -236,33 +242,37 @@ def launch(
 
 def forward(
     promotion: int | str,
+    support: Support,
     args: AttentionArgs,
     out: Tensor,
     lse: Tensor | None,
     workspace: Workspace,
 ) -> None:
-    """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside SUPPORT."""
-    kernel = launch(promotion, args, out, lse, widen=widens(args.q))
+    """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside the
+    support."""
+    kernel = launch(promotion, support, args, out, lse, widen=widens(args.q))
     with torch.cuda.device_of(args.q):
         kernel.run()
 
 
-def builds(promotion: int | str, configs: tuple[Config, ...], arch: str) -> list[Build]:
-    """Every config by head-dim bucket with factors per head, each mask once, builds for
-    unaligned rows, 8-bit outputs, and factors per block; from sm_89 on, those of `WIDE` for Hopper
-    alone."""
-    if arch in ("sm_80", "sm_86"):
+def builds(
+    promotion: int | str, support: Support, configs: tuple[Config, ...], arch: str
+) -> list[Build]:
+    """What the support has of: every config by head-dim bucket with factors per head, each mask
+    once, builds for unaligned rows, 8-bit outputs, and factors per block."""
+    capability = arch_named(arch).capability or (0, 0)
+    if not support.capability <= capability <= (support.max_capability or capability):
         return []
     found = []
     for config in configs:
         for dtype, *shape in BUILDS:
             head_dim, kind, aligned, out, word = shape
-            if config in WIDE and (arch != "sm_90a" or head_dim > 128 or word == "block64"):
+            if head_dim not in support.head_dims or word not in support.descalings:
                 continue
             name = f"{config.name}, {dtype}, d {head_dim}, {kind}{'' if aligned else ', unaligned'}"
             name += "" if out == "bfloat16" else f", out {out}"
             name += "" if word == "head" else f", {word}"
-            compile_ = partial(_compile, promotion, config, dtype, tuple(shape), arch)
+            compile_ = partial(_compile, promotion, support, config, dtype, tuple(shape), arch)
             budget = SPILL_BUDGETS[promotion].get(name, {}).get(arch, 0)
             found.append(Build(name, compile_, budget, expected(dtype, aligned=aligned)))
     return found
@@ -270,6 +280,7 @@ def builds(promotion: int | str, configs: tuple[Config, ...], arch: str) -> list
 
 def _compile(
     promotion: int | str,
+    support: Support,
     config: Config,
     dtype: str,
     shape: tuple[int, str, bool, str, str],
@@ -283,7 +294,7 @@ def _compile(
     out = meta(tuple(args.q.shape), dtype_out, aligned=aligned)
     lse = meta(tuple(args.q.shape[:3]), "float32")
     args = replace(args, descales=factors, stored=stored)
-    return binary(launch(promotion, args, out, lse, widen=arch == "sm_89"), arch)
+    return binary(launch(promotion, support, args, out, lse, widen=arch == "sm_89"), arch)
 
 
 SUPPORT = replace(
@@ -309,12 +320,12 @@ def _variant(
     return replace(
         fp8_forward.VARIANT,
         name=name,
-        forward=partial(forward, promotion),
+        forward=partial(forward, promotion, support),
         configs=configs[:1],
         further_configs=lambda: configs,
         support=support,
         numerics=replace(numerics, products=replace(numerics.products, promotion=promotion)),
-        builds=partial(builds, promotion, configs),
+        builds=partial(builds, promotion, support, configs),
     )
 
 
@@ -335,7 +346,7 @@ VARIANTS = [
     _variant(
         "triton-fp8-transposed-wide-forward",
         "block",
-        WIDE,
+        (Config(block_m=64, block_n=128, num_warps=4, num_stages=3),),
         replace(WIDE_SUPPORT, devices=("cuda",)),
     ),
 ]

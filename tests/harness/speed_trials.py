@@ -136,7 +136,12 @@ def _transposed(promotion: int | str, one: Config, **keywords: object) -> Trial:
     words = "".join(f" {name}={value}" for name, value in keywords.items())
     make = _launched(
         lambda i: fp8_transposed_forward.launch(
-            promotion, i.args(one, columns=True), i.out, i.lse, widen=False
+            promotion,
+            fp8_transposed_forward.SUPPORT,
+            i.args(one, columns=True),
+            i.out,
+            i.lse,
+            widen=False,
         ),
         **keywords,
     )
