@@ -76,11 +76,12 @@ class PairsReport(TypedDict):
     (`verify.problem.factors`).
 
     met: pairs of levels that did.  never: those of levels that occur, each of another factor, which
-    did not, by their names; some exclude each other.
+    did not, by their names; some exclude each other.  levels: those that occur, by factor.
     """
 
     met: Integer
     never: list[str]
+    levels: NotRequired[dict[str, list[str]]]
 
 
 class ScoresReport(TypedDict):

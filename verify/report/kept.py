@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from verify.report import pairs
 from verify.report.build import overall
 from verify.report.merged_runs import agreed, several
 from verify.report.schema import DTypeReport, Report, ReportError, Started, VariantReport
@@ -52,8 +53,15 @@ def with_kept(new: Report, old: Report) -> Report:
         "pools": [*new.get("pools", []), *_of(kept, old.get("pools", []))],
         "accuracy": [*new.get("accuracy", []), *_of(kept, old.get("accuracy", []))],
         "power": [*new.get("power", []), *_of(kept, old.get("power", []))],
+        "mutation": sorted(
+            [*new.get("mutation", []), *_of(kept, old.get("mutation", []))],
+            key=lambda one: one["variant"],
+        ),
         "runs": runs,
     }
+    told = [one["pairs"] for one in (old, new) if "pairs" in one]
+    if told:
+        whole["pairs"] = pairs.joined(*told)
     whole["not_run"].sort(key=lambda row: (row["variant"], row["dtype"], row["reason"]))
     if left := [*new.get("left_out", []), *_of(kept, old.get("left_out", []))]:
         whole["left_out"] = sorted(left, key=lambda one: (one["variant"], one["run"]))

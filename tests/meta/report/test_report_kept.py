@@ -11,7 +11,8 @@ import pytest
 
 from tests.harness.fake_campaign import BINS, evidence, of
 from verify.evidence import Evidence
-from verify.report import Report, build, plots, read, write
+from verify.report import Report, build, pairs, plots, read, write
+from verify.report.campaign_schema import MutationReport
 from verify.report.json_file import dumps, parse
 from verify.report.kept import with_kept
 from verify.report.pages import disagreements
@@ -53,6 +54,41 @@ def old() -> Report:
 @pytest.fixture(scope="module")
 def new() -> Report:
     return campaign("second", lambda ref: ref == "torch-flash", cases=12)
+
+
+A, B, C = (("mask", "causal"), ("mask", "full"), ("mask", "window"))
+X, Y = (("rows", "0"), ("rows", "1"))
+
+
+def test_pairs_that_met_in_either_report_have_met() -> None:
+    """A level that one of them lacks has met nothing there."""
+    older, newer = pairs.report({(A, X), (B, Y)}), pairs.report({(B, X), (C, Y), (B, Y)})
+    assert older["never"] == ["mask causal with rows 1", "mask full with rows 0"]
+    assert newer["never"] == ["mask window with rows 0"]
+    whole = pairs.joined(older, newer)
+    assert whole == pairs.report({(A, X), (B, Y), (B, X), (C, Y)})
+    assert whole["never"] == ["mask causal with rows 1", "mask window with rows 0"]
+
+
+def test_pairs_of_a_report_without_its_levels() -> None:
+    """It is of an earlier day, and had all levels of the other one and those that it names."""
+    older, newer = pairs.report({(A, X), (B, Y), (C, X)}), pairs.report({(B, X), (B, Y)})
+    del older["levels"]
+    whole = pairs.joined(older, newer)
+    assert whole["never"] == ["mask causal with rows 1", "mask window with rows 1"]
+    assert whole["met"] == 4
+
+
+def test_scores_of_mutants_are_kept(old: Report, new: Report) -> None:
+    other = next(v["ref"] for v in old["variants"] if v["ref"] != "torch-flash")
+    before: Report = {**old, "mutation": [score(other), score("torch-flash")]}
+    now: Report = {**new, "mutation": [score("torch-flash", killed=3)]}
+    found = {one["variant"]: one["killed"] for one in with_kept(now, before)["mutation"]}
+    assert found == {other: 1, "torch-flash": 3}
+
+
+def score(variant: str, killed: int = 1) -> MutationReport:
+    return {"variant": variant, "killed": killed, "counted": 4, "judged": 5, "chosen": 6}
 
 
 def test_what_was_not_judged_is_kept_and_the_rest_is_new(old: Report, new: Report) -> None:
