@@ -221,6 +221,7 @@ def test_a_convicted_mutant_is_convicted_again_and_the_kernel_is_not(
     assert not convicts(stand, stand.load(ROOT / ground.file, mutant.variant), catch)
 
 
+@pytest.mark.for_ci
 def test_the_command_hunts_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cheap mutants again, by a process each, into files of its own."""
     cheapest = {mutant.id for mutant in spread()[:2]}

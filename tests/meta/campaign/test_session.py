@@ -68,6 +68,7 @@ raise ImportError("sympy: importing it takes seconds, and no process of a campai
 """
 
 
+@pytest.mark.for_ci
 def test_no_process_of_a_campaign_imports_sympy(tmp_path: Path) -> None:
     """Functions of torch import it at their first call, such as unravel_index: a finding that was
     made with one took 10 s longer.  A kernel process cannot write: there, it would raise."""

@@ -194,6 +194,7 @@ def test_a_stored_transpose_it_refuses() -> None:
 
 @has_headers
 @pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
+@pytest.mark.for_ci
 def test_the_largest_build_does_not_spill() -> None:
     (build,) = [
         build for build in kernel.builds("sm_90a") if build.name == f"{TALL.name}-float16-d128"

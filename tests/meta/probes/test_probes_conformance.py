@@ -303,7 +303,7 @@ def test_a_record_keeps_conformance(tmp_path: Path) -> None:
     report = replace(REPORT, conformance=(replace(WRONG, differing=0, first=""), WRONG))
     paths = write(report, tmp_path, page.markdown(report))
     assert read(paths[0]) == report
-    assert '"differing": 3' in paths[0].read_text(encoding="utf-8")
+    assert '"differing":3' in paths[0].read_text(encoding="utf-8")
 
 
 def test_older_records_are_read_and_shown_as_they_were() -> None:
