@@ -101,6 +101,26 @@ class TestLosses:
             losses(old, changed(old, lambda new: dtype(new, "torch-flash").update(cases=18))) == []
         )
 
+    @pytest.mark.parametrize(("group", "lost"), [("refusal", False), ("counting", True)])
+    def test_a_refusal_that_two_dtypes_draw_is_of_one(
+        self, old: Report, group: str, lost: bool
+    ) -> None:
+        lines = len(of(old, "torch-flash")["dtypes"])
+        row = {"oracle": group, "group": group, "cases": 2}
+
+        def judged(count: int) -> Report:
+            """A report in which the last few dtypes have cases of the group."""
+
+            def judge(new: Any) -> None:
+                for line in of(new, "torch-flash")["dtypes"][lines - count :]:
+                    line["oracles"].append(row)
+
+            return changed(old, judge)
+
+        said = [f"torch-flash, float16: nothing judged in {group}"]
+        assert lines > 1
+        assert losses(judged(lines), judged(lines - 1)) == said * lost
+
     def test_what_was_not_judged_cannot_be_lost(self, old: Report) -> None:
         assert losses(
             old, changed(old, lambda new: new["variants"].remove(of(new, "gluon-hopper")))
