@@ -31,6 +31,11 @@ from verify.problem import Problem
 from verify.variant import Config
 
 
+@pytest.fixture(autouse=True)
+def new_searches() -> None:
+    property_runner._searches.clear()
+
+
 class Bench:
     """A judge that convicts every long problem, or that breaks on it."""
 
@@ -105,7 +110,6 @@ def test_a_failing_sibling_is_found_and_shrunk(count: int, monkeypatch: pytest.M
             return found
 
     monkeypatch.setenv(SIBLINGS, str(count))
-    property_runner._searches.clear()
     bench = Rare(breaks=False)
     with pytest.raises(Convicted, match="too long"):
         search(bench, "float16")
@@ -134,7 +138,6 @@ class Timed(Bench):
 
 def test_a_search_ends_with_the_campaigns_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hypothesis would draw a million examples."""
-    property_runner._searches.clear()
     bench = Timed(monkeypatch, cases=5, convicts=False)
     with pytest.raises(halt.SearchOver):
         search(bench, "float16", examples=1_000_000)
@@ -143,7 +146,6 @@ def test_a_search_ends_with_the_campaigns_time(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_search_ends_with_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERIFY_SEARCH_SECONDS", "0.02")
-    property_runner._searches.clear()
     bench = Timed(monkeypatch, cases=-1, convicts=False)
     with pytest.raises(halt.SearchOver):
         search(bench, "float16", examples=1_000_000)
@@ -151,7 +153,6 @@ def test_a_search_ends_with_its_own_time(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_failed_is_raised_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    property_runner._searches.clear()
     bench = Timed(monkeypatch, cases=1, convicts=True)
     while bench.cases < 100:  # until the case that ends the time is the first long one
         bench.judged.clear()
@@ -171,12 +172,11 @@ def test_one_of_several_targets_that_failed_keeps_the_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is made smaller while the time of the others is over."""
-    monkeypatch.setenv("VERIFY_SEARCH_SECONDS", "0")
+    monkeypatch.setenv("VERIFY_SEARCH_SECONDS", "60")
     declaration = declared()
     config = declaration.configs[0]
     wrong = Target(declaration, config, "float16", "accuracy")
     right = Target(declaration, config, "bfloat16", "accuracy")
-    property_runner._searches.clear()
 
     class OneWrong(Bench):
         def judge(
@@ -186,7 +186,7 @@ def test_one_of_several_targets_that_failed_keeps_the_search(
             return super().judge(target, ours, phase)
 
     bench = OneWrong(breaks=False)
-    property_runner._searches.of(right).seconds["generate"] = 1.0
+    property_runner._searches.of(right).seconds["generate"] = 61.0
 
     @settings(max_examples=200, database=None, derandomize=True, deadline=None)
     @given(data=st.data())
