@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Generator, Sequence
 from datetime import date
 from pathlib import Path
@@ -71,12 +70,12 @@ class Bench:
         ]
 
 
-def search(bench: Bench, dtype: str, examples: int = 60) -> None:
+def search(bench: Bench, dtype: str) -> None:
     declaration = declared()
     target = Target(declaration, declaration.configs[0], dtype, "accuracy")
 
     @settings(
-        max_examples=examples,
+        max_examples=60,
         database=None,
         derandomize=True,
         deadline=None,
@@ -117,8 +116,7 @@ def test_a_failing_sibling_is_found_and_shrunk(count: int, monkeypatch: pytest.M
     assert min(len(p.name) for p in failing) < 70
     if count:  # found among the siblings of the first problem that is long enough
         assert sum(p.seqlen_kv > 4 for p in bench.judged[: bench.judged.index(failing[0])]) <= 5
-        values = Counter((p.distribution, p.seed) for p in failing)
-        assert values.most_common(1)[0][0] == (failing[0].distribution, failing[0].seed), values
+        assert len({(p.distribution, p.seed) for p in failing}) <= 3
 
 
 class Timed(Bench):
@@ -137,19 +135,19 @@ class Timed(Bench):
 
 
 def test_a_search_ends_with_the_campaigns_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hypothesis would draw a million examples."""
+    """Hypothesis would draw all its examples."""
     bench = Timed(monkeypatch, cases=5, convicts=False)
     with pytest.raises(halt.SearchOver):
-        search(bench, "float16", examples=1_000_000)
+        search(bench, "float16")
     assert len(bench.judged) == 5
 
 
 def test_a_search_ends_with_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VERIFY_SEARCH_SECONDS", "0.02")
+    monkeypatch.setenv("VERIFY_SEARCH_SECONDS", "0")
     bench = Timed(monkeypatch, cases=-1, convicts=False)
     with pytest.raises(halt.SearchOver):
-        search(bench, "float16", examples=1_000_000)
-    assert bench.judged
+        search(bench, "float16")
+    assert len(bench.judged) == 1
 
 
 def test_what_failed_is_raised_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

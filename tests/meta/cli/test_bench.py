@@ -106,6 +106,23 @@ def judge(*paths: Path, configs: Sequence[str] = ("m16", "m32")) -> None:
                 recorder.write(verdict(one.ref, "float16", 1, config=config, case=case))
 
 
+def raise_at(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, calls: int, after: int = 0
+) -> None:
+    """Raise it when a kernel is to be timed by that many calls, after so many of these: 1 where it
+    compiles, TRIAL.calls in a trial, 4 in a row of FEW."""
+    met, time = [], Cell.time
+
+    def raising(cell: Cell, path: str, request: dict[str, Any]) -> Reply:
+        if request["timing"]["calls"] == calls:
+            met.append(request)
+            if len(met) > after:
+                raise error
+        return time(cell, path, request)
+
+    monkeypatch.setattr(Cell, "time", raising)
+
+
 def folder() -> Path:
     return Path(".verify/report") / device.slug()
 
@@ -313,39 +330,23 @@ def test_what_was_timed_before_an_interruption_is_kept(
 ) -> None:
     path = kernel("one")
     judge(path)
-    timed, time = [], Cell.time
-
-    def interrupted(cell: Cell, path: str, request: dict[str, Any]) -> Reply:
-        if request["timing"]["calls"] == 4:  # not those that compile, nor the trials
-            timed.append(request)
-        if len(timed) == 2:
-            raise KeyboardInterrupt
-        return time(cell, path, request)
-
-    monkeypatch.setattr(Cell, "time", interrupted)
+    raise_at(monkeypatch, KeyboardInterrupt(), calls=4, after=1)
     assert bench(path, *FEW, "--direction", "forward") == 3
     record = read(folder())
     assert [row["outcome"] for row in record["rows"]] == ["timed"]
     assert record["left"][-1]["reason"] == "3 rows of 2 configs: interrupted"
 
 
-@pytest.mark.parametrize("while_trying", [False, True])
+@pytest.mark.parametrize("calls", [1, TRIAL.calls])
 def test_an_interruption_before_the_first_row_keeps_the_rows_of_before(
-    while_trying: bool, bench: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+    calls: int, bench: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C while kernels compile, or while their configs are tried."""
     one, two = kernel("one"), kernel("two")
     judge(one, two)
     assert bench(one, *FEW, "--direction", "forward") == 0
     before = read(folder())["rows"]
-    time = Cell.time
-
-    def interrupted(cell: Cell, path: str, request: dict[str, Any]) -> Reply:
-        if (request["timing"]["calls"] == TRIAL.calls) == while_trying:
-            raise KeyboardInterrupt
-        return time(cell, path, request)
-
-    monkeypatch.setattr(Cell, "time", interrupted)
+    raise_at(monkeypatch, KeyboardInterrupt(), calls)
     assert bench(one, two, *FEW, "--direction", "forward", "--continue") == 3
     record = read(folder())
     assert record["rows"] == before
@@ -359,16 +360,7 @@ def test_rows_are_written_while_others_are_timed(
     path = kernel("one")
     judge(path)
     monkeypatch.setattr(bench_kernels, "_KEPT_EVERY", 0.0)
-    timed, time = [], Cell.time
-
-    def killed(cell: Cell, path: str, request: dict[str, Any]) -> Reply:
-        if request["timing"]["calls"] == 4:
-            timed.append(request)
-        if len(timed) == 3:
-            raise SystemExit(137)
-        return time(cell, path, request)
-
-    monkeypatch.setattr(Cell, "time", killed)
+    raise_at(monkeypatch, SystemExit(137), calls=4, after=2)
     with pytest.raises(SystemExit):
         bench(path, *FEW, "--direction", "forward")
     assert [row["outcome"] for row in read(folder())["rows"]] == ["timed"] * 2
