@@ -258,10 +258,10 @@ def forward(
 def builds(
     promotion: int | str, support: Support, configs: tuple[Config, ...], arch: str
 ) -> list[Build]:
-    """What the support has of: every config by head-dim bucket with factors per head, each mask
-    once, builds for unaligned rows, 8-bit outputs, and factors per block."""
-    capability = arch_named(arch).capability or (0, 0)
-    if not support.capability <= capability <= (support.max_capability or capability):
+    """Every config with factors per head, by head-dim bucket, and each mask once; besides builds
+    for unaligned rows, 8-bit outputs and factors per block.  Those outside the support are left
+    out."""
+    if not support.has(arch_named(arch).capability):
         return []
     found = []
     for config in configs:

@@ -161,6 +161,13 @@ class Support(Declared, path="support"):
         """The step of lengths that queries and keys can both have."""
         return math.lcm(self.seqlen_q_multiple, self.seqlen_kv_multiple)
 
+    def has(self, capability: tuple[int, int] | None) -> bool:
+        """Whether a device of that compute capability is inside; None, which no device has, is
+        not."""
+        if capability is None:
+            return False
+        return self.capability <= capability <= (self.max_capability or capability)
+
     def check_rows(self) -> None:
         """Raise DeclarationError if "aligned" rows are promised for head dims and dtypes whose
         packed rows are not."""

@@ -101,9 +101,8 @@ class Variant(Declared, path="variant"):
 
     def _check_instruction(self, path: str, instruction: str) -> None:
         """Raise DeclarationError if an architecture inside the support lacks the instruction."""
-        least, most = self.support.capability, self.support.max_capability or (99, 9)
         for arch in archs():
-            inside = arch.capability is not None and least <= arch.capability <= most
+            inside = self.support.has(arch.capability)
             if inside and instruction not in ("any", "fma", *arch.instructions):
                 raise DeclarationError(
                     f"{path}.instruction: {arch.name} has no {instruction}: narrow"
