@@ -16,6 +16,7 @@ from torch import Tensor
 
 from references.row_blocks import RowBlock, row_blocks
 from verify.arithmetic.unit import spilled
+from verify.cell import device_waits
 from verify.cell.device_memory import exhausted
 from verify.machine import turns
 from verify.machine.settings import JUDGE_DEVICE
@@ -269,4 +270,7 @@ def device_for(products: float) -> torch.device:
     VERIFY_JUDGE_DEVICE says, by default a GPU for large ones."""
     asked = os.environ.get(JUDGE_DEVICE, "auto")
     wanted = asked == "cuda" or (asked == "auto" and products > _WORTH_A_GPU)
-    return torch.device("cuda" if wanted and torch.cuda.is_available() else "cpu")
+    if not (wanted and torch.cuda.is_available()):
+        return torch.device("cpu")
+    device_waits.choose()
+    return torch.device("cuda")

@@ -72,7 +72,7 @@ LAUNCHERS = "VERIFY_LAUNCHERS"
 """How many processes launch kernels on one GPU at the same time."""
 
 BLOCKING_WAITS = "VERIFY_BLOCKING_WAITS"
-"""Whether a kernel process sleeps while it waits for its GPU."""
+"""Whether kernel processes and judges sleep while they wait for their GPU."""
 
 COMPUTE_SANITIZER = "VERIFY_COMPUTE_SANITIZER"
 """The compute-sanitizer to use instead of the machine's own."""
@@ -172,7 +172,8 @@ SETTINGS = (
         BLOCKING_WAITS,
         "switch",
         "0",
-        "1: a kernel process sleeps while it waits for its GPU, and leaves its core to others.",
+        "1: kernel processes and judges sleep while they wait for their GPU, and leave their cores"
+        " to others.",
     ),
     Setting(
         KIND_FILES,
