@@ -150,5 +150,5 @@ def _weighs(problem: Problem) -> bool:
 
 def like(target: Target, problem: Problem, values: tuple[str, int]) -> list[Problem]:
     """The problem with the values of that distribution and seed, if the target asks it; or none."""
-    other = problem.but(distribution=values[0], seed=values[1])
+    other = problem.valued(*values)
     return [other] if target.fitted(other) == other else []

@@ -19,7 +19,7 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -80,7 +80,7 @@ class Recorder:
         if isinstance(record, Passed):  # most lines are such: they hold nothing that is empty
             told = [_filled(_values(each)) for each in record.told]
             values = _filled(values | {"told": told})
-        line = strict_json.dumps({"kind": _KIND_OF[type(record)], **values})
+        line = strict_json.line({"kind": _KIND_OF[type(record)], **values})
         data = line.encode("utf-8", "backslashreplace") + b"\n"
         written = os.write(self._fd, data)
         if written != len(data):
@@ -130,7 +130,7 @@ def being_written(path: Path) -> bool:
 
 
 def _values(record: Record | Told) -> dict[str, object]:
-    return {each.name: getattr(record, each.name) for each in fields(record)}
+    return {name: getattr(record, name) for name in strict_json.names(type(record))}
 
 
 def _filled(values: dict[str, object]) -> dict[str, object]:

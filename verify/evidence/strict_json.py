@@ -66,6 +66,7 @@ else:
 _WHOLE = frozenset({str, int, bool, type(None)})
 _FIELDS: dict[type, tuple[str, ...]] = {}
 _SHORT = 120  # characters that stay in one line
+_COMPACT: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
 
 
 class ShapeError(ValueError):
@@ -83,7 +84,7 @@ def encode(value: Any) -> Any:
     if kind is dict:
         return {str(key): encode(item) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: encode(getattr(value, name)) for name in _names(kind)}
+        return {name: encode(getattr(value, name)) for name in names(kind)}
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -98,7 +99,7 @@ def encode(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no JSON value: {value!r}")
 
 
-def _names(kind: type) -> tuple[str, ...]:
+def names(kind: type) -> tuple[str, ...]:
     """The fields of a dataclass."""
     if kind not in _FIELDS:
         _FIELDS[kind] = tuple(each.name for each in fields(kind))
@@ -114,8 +115,16 @@ def dumps(value: Any, *, depth: int = 0) -> str:
     return _lines(encode(value), 0, depth)
 
 
+def line(value: Any) -> str:
+    """`dumps` of a value whose keys are all text, in one pass if its numbers are finite."""
+    try:
+        return json.dumps(value, allow_nan=False, default=encode, **_COMPACT)
+    except ValueError:
+        return dumps(value)
+
+
 def _lines(data: Any, at: int, depth: int) -> str:
-    flat = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    flat = json.dumps(data, allow_nan=False, **_COMPACT)
     if len(flat) <= _SHORT or at >= depth or not isinstance(data, dict | list):
         return flat
     inner, outer = "\n" + " " * (at + 1), "\n" + " " * at

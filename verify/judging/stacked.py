@@ -16,8 +16,9 @@ fails or not for itself.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import torch
@@ -121,11 +122,14 @@ class Repeated(Mask):
 def shape_class(p: Problem) -> Problem:
     """The problem without what may differ in a stack: values, memory, and how many sequences there
     are if all of them have the same mask."""
+    return _shape_class(p.plain_valued)
+
+
+@lru_cache(maxsize=1 << 10)  # cases that are judged together ask for the same one in turn
+def _shape_class(p: Problem) -> Problem:
     plain = Layout()
     return p.but(
         batch=p.batch if _by_sequence(p) else 1,
-        distribution="normal",
-        seed=0,
         **{f"layout_{name}": plain for name in p.layouts},
     )
 
@@ -182,11 +186,14 @@ def stacks(
     for _, members in kinds:
         most = _most(members, cost)
         stack: list[C] = []
+        held = 0
         for case in members:
-            if stack and sum(_size(other.problem) for other in (*stack, case)) > most:
+            size = _size(case.problem)
+            if stack and held + size > most:
                 yield from _several(stack)
-                stack = []
+                stack, held = [], 0
             stack.append(case)
+            held += size
         yield from _several(stack)
 
 
@@ -255,27 +262,33 @@ def apart(whole: Truth, counts: Sequence[int]) -> Iterator[Truth]:
 def parts_of(whole: W, counts: Sequence[int]) -> Iterator[W]:
     """The parts of a truth, forward or backward, that have so many sequences, in their order:
     views."""
-    start = 0
-    for count in counts:
-        own = slice(start, start + count)
-        start += count
-        yield replace(whole, **{f.name: _cut(getattr(whole, f.name), own) for f in fields(whole)})
+    names = [f.name for f in fields(whole)]
+    cut = (_cut(getattr(whole, name), counts) for name in names)
+    for own in zip(*cut, strict=True):
+        yield replace(whole, **dict(zip(names, own, strict=True)))
 
 
 def together(parts: Sequence[Tensor]) -> Tensor:
     """Tensors of several cases along the batch; of one case, its own.  Parts that follow each other
     in one tensor, as `parts_of` cuts it, are not copied."""
-    first, follow = parts[0], all(part.is_contiguous() for part in parts)
+    first = parts[0]
     if len(parts) == 1:
         return first
-    end, memory = first.storage_offset(), first.untyped_storage().data_ptr()
-    for part in parts if follow else ():
-        follow &= part.storage_offset() == end and part.untyped_storage().data_ptr() == memory
-        end += part.numel()
-    if not follow or not first.numel():
+    if not first.numel() or not _follow(parts):
         return torch.cat(list(parts))
-    rows, row = sum(len(part) for part in parts), first.numel() // len(first)
+    rows, row = sum(part.shape[0] for part in parts), first.numel() // first.shape[0]
     return first.as_strided((rows, *first.shape[1:]), (row, *first.stride()[1:]))
+
+
+def _follow(parts: Sequence[Tensor]) -> bool:
+    """Whether these follow each other, without a gap, in the memory of the first one's tensor."""
+    first = parts[0]
+    end, memory = first.data_ptr(), first.untyped_storage()
+    for part in parts:
+        if part.data_ptr() != end or not part.is_contiguous():
+            return False
+        end += part.numel() * part.itemsize
+    return end <= memory.data_ptr() + memory.nbytes()
 
 
 def joined(parts: Sequence[W]) -> W:
@@ -298,12 +311,22 @@ def _join(parts: Sequence[Any]) -> Any:
     return None if first is None else together(parts)
 
 
-def _cut(x: Any, own: slice) -> Any:
-    """Some sequences of a tensor, or of each of several."""
+def _cut(x: Any, counts: Sequence[int]) -> Sequence[Any]:
+    """A tensor, or each of several, by so many sequences at a time."""
+    if x is None:
+        return [None] * len(counts)
     if isinstance(x, Interval):
-        return Interval(x.middle[own], x.reach[own])
+        pairs = zip(_cut(x.middle, counts), _cut(x.reach, counts), strict=True)
+        return [Interval(middle, reach) for middle, reach in pairs]
     if isinstance(x, tuple):
-        return tuple(_cut(each, own) for each in x)
+        return _each(x, counts)
     if isinstance(x, dict):
-        return {name: _cut(each, own) for name, each in x.items()}
-    return None if x is None else x[own]
+        return [dict(zip(x, own, strict=True)) for own in _each(x.values(), counts)]
+    cut: Sequence[Tensor] = x.split(list(counts))
+    return cut
+
+
+def _each(several: Collection[Any], counts: Sequence[int]) -> Sequence[tuple[Any, ...]]:
+    """As `_cut`, of each of several."""
+    cut = [_cut(x, counts) for x in several]
+    return list(zip(*cut, strict=True)) if cut else [()] * len(counts)

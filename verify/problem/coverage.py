@@ -50,6 +50,7 @@ def bins_required() -> tuple[str, ...]:
 
 
 _FEW = 64  # keys
+_LATE_MAXIMUM = "late_maximum"
 _WITHOUT_PAIRS = ("zero_length", "empty_row")  # where no query has a key, nothing else is exercised
 
 
@@ -60,6 +61,17 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
     index over more than one tile, so every block rescales.  "misaligned": a tensor does not start,
     or its rows do not, at a multiple of 16 bytes.
     """
+    found = set(_of_any_values(problem.plain_valued, config))
+    if problem.distribution != "increasing":
+        found.discard(_LATE_MAXIMUM)
+    if problem.pairs:
+        found.add(f"distribution:{problem.distribution}")
+    return found
+
+
+@lru_cache(maxsize=1 << 10)  # cases that are judged together differ in their values alone
+def _of_any_values(problem: Problem, config: Config) -> frozenset[str]:
+    """The bins of a problem but for its distribution's, as if logits grew with the key."""
     tile_m, tile_n = config.block_m or 64, config.block_n or 64
     atoms = problem.mask.atoms
     layouts = {
@@ -84,10 +96,7 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
         "decode": problem.seqlen_q == 1 < problem.seqlen_kv,
         "zero_length": 0 in (*both, *lengths),
         "empty_row": _has_empty_row(problem),
-        "late_maximum": problem.distribution == "increasing"
-        and problem.seqlen_kv > tile_n
-        and scale != 0
-        and both[0] > 0,
+        _LATE_MAXIMUM: problem.seqlen_kv > tile_n and scale != 0 and both[0] > 0,
         "grouped_heads": grouped,
         "descaling": problem.quantisation.scaled,
         "descaling_by_head": problem.descaling == "head" and grouped,
@@ -106,17 +115,16 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
             for name, layout in layouts.items()
         ),
         "mask:intersection": isinstance(problem.mask, Intersection),
-        f"distribution:{problem.distribution}": True,
     }
     found |= {f"mask:{part.word}": True for part in atoms}
     if problem.score_mod is not None:
         found[problem.score_mod.word] = True
     found |= {f"storage:{x.word}": True for x in layouts.values() if x.word != STRIDED}
-    return {
+    return frozenset(
         name
         for name, filled in found.items()
         if filled and (problem.pairs or name in _WITHOUT_PAIRS)
-    }
+    )
 
 
 def bins_reachable(support: Support, config: Config | None = None) -> set[str]:

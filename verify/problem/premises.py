@@ -18,6 +18,8 @@ Needs = frozenset[Premise] | None
 
 def broken(needs: Needs, problem: Problem) -> str | None:
     """Why an oracle with these needs is not asked about a problem, or None."""
+    if not problem.features:  # of most problems, and asked many times a case
+        return None
     reasons = (broken_by(needs, feature) for feature in _breaking(needs, problem))
     return next(reasons, None)
 

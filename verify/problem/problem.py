@@ -76,8 +76,7 @@ class Problem:
             self.mask.check(self.batch)
         except ValueError as error:
             raise ProblemError(str(error)) from None
-        if not re.fullmatch(r"\w+", self.distribution, re.ASCII):
-            raise ProblemError(f"distribution: {self.distribution!r} is not a name")
+        self._check_values()
         for name, storage in self.layouts.items():
             if name not in storage.holds:
                 holds = ", ".join(storage.holds)
@@ -86,11 +85,17 @@ class Problem:
             if self.layouts[name].expand:
                 raise ProblemError(f"layout_{name}: {what} cannot be expanded")
 
+    def _check_values(self) -> None:
+        if not re.fullmatch(r"\w+", self.distribution, re.ASCII):
+            raise ProblemError(f"distribution: {self.distribution!r} is not a name")
+        if self.seed < 0:
+            raise ProblemError(f"seed: {self.seed} is negative")
+
     def _check_numbers(self) -> None:
         for name in ("batch", "heads_q", "heads_kv", "head_dim", "head_dim_v"):
             if getattr(self, name) < 1:
                 raise ProblemError(f"{name}: {getattr(self, name)} is less than 1")
-        for name in ("seqlen_q", "seqlen_kv", "seed"):
+        for name in ("seqlen_q", "seqlen_kv"):
             if getattr(self, name) < 0:
                 raise ProblemError(f"{name}: {getattr(self, name)} is negative")
         if self.heads_q % self.heads_kv:
@@ -235,6 +240,15 @@ class Problem:
     @cached_property
     def name(self) -> str:
         """One line that `Problem.parse` reads back; fields at their defaults are left out."""
+        of_values = [
+            f"{_KEYS[name]}={value}"
+            for name in _VALUES
+            if (value := getattr(self, name)) != getattr(Problem, name)  # its default
+        ]
+        return ",".join([self._name_without_values, *of_values])
+
+    @cached_property
+    def _name_without_values(self) -> str:
         return ",".join(f"{key}={text}" for key, text in self._texts())
 
     def _texts(self) -> Iterator[tuple[str, str]]:
@@ -245,8 +259,8 @@ class Problem:
             "mask": Full(),
         }
         defaults |= {"dtype_out": default_dtype_out(self.dtype)}
-        for name, key in _KEYS.items():
-            value = getattr(self, name)
+        for name in _WITHOUT_VALUES:
+            key, value = _KEYS[name], getattr(self, name)
             if isinstance(value, ScoreMod):
                 yield value.word, value.text
             elif value != defaults[name]:
@@ -272,6 +286,25 @@ class Problem:
             return Problem(**values)  # type: ignore[arg-type]
         except TypeError as error:
             raise ProblemError(f"{text!r} is not a whole problem: {error}") from None
+
+    @cached_property
+    def plain_valued(self) -> Problem:
+        """This problem with distribution "normal" and seed 0: one for all that `valued` makes of
+        each other."""
+        known = {name: getattr(self, name) for name in _KNOWN_WITHOUT_VALUES}
+        plain = object.__new__(Problem)
+        vars(plain).update(known, distribution=Problem.distribution, seed=Problem.seed)
+        vars(plain)["plain_valued"] = plain
+        return plain
+
+    def valued(self, distribution: str, seed: int) -> Problem:
+        """This problem with other values, and all that follows from the rest of it: made without
+        checking that again.  Raises ProblemError."""
+        other = object.__new__(Problem)
+        vars(other).update(vars(self.plain_valued), distribution=distribution, seed=seed)
+        vars(other).pop("name", None)
+        other._check_values()
+        return other
 
     def but(self, **changes: object) -> Problem:
         """This problem with some fields changed; dtype_out goes along with dtype where it was the
@@ -319,3 +352,6 @@ _KEYS = {
     "seed": "seed",
 }
 _FIELDS = {key: name for name, key in _KEYS.items() if key}
+_VALUES = ("distribution", "seed")  # the last two of a name
+_WITHOUT_VALUES = tuple(name for name in _KEYS if name not in _VALUES)
+_KNOWN_WITHOUT_VALUES = (*_WITHOUT_VALUES, "features", "layouts", "shapes", "_name_without_values")

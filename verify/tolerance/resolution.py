@@ -96,7 +96,9 @@ _MOST_RECENT = 128
 def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> ForwardArithmetic:
     """Numerics as declared, for this config, problem and arch.  Raises ValueError naming what is
     unknown or not derived."""
-    asked = (numerics, config, problem, arch)
+    # Of a problem's values, only its factors matter.
+    given = problem if problem.quantisation.scaled else problem.plain_valued
+    asked = (numerics, config, given, arch)
     key = tuple(map(id, asked))  # of objects that an entry keeps alive
     known = _RECENT.get(key)
     if known is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from verify.variant.validation import Declared
 
@@ -21,7 +22,7 @@ class Config(Declared, path="config"):
     num_stages: int | None = None
     options: tuple[tuple[str, int | str], ...] = ()
 
-    @property
+    @cached_property
     def name(self) -> str:
         numbers = {letter: getattr(self, field) for letter, field in _LETTERS.items()}
         text = "".join(f"{letter}{value}" for letter, value in numbers.items() if value is not None)
