@@ -54,11 +54,8 @@ def judge(trial: Trial) -> Ruling:
             "out", out.comparison.error, truth.out, ~truth.empty, trial.problem.format_out
         )
     if truth.best_out_bound is not None and not bool(truth.empty.all()):
-        positive = truth.best_out_bound > 0
-        if bool(positive.any()):
-            measures["bound_ratio"] = float(
-                (truth.out_bound[positive] / truth.best_out_bound[positive]).median()
-            )
+        best = truth.best_out_bound
+        measures |= _leniency(truth.out_bound, best, (best > 0) & best.isfinite())
     if finding is None:
         finding, found = judge_out(trial, run.out, out.explained)
         measures |= found
@@ -97,7 +94,9 @@ def judge_backward(trial: Trial) -> Ruling:
             finding, found = known.judge(name, got, own.explained)
             measures |= found
         if truth.best_bounds is not None and number == 0:
-            measures |= _leniency(bound, truth.best_bounds[number])
+            best = truth.best_bounds[number]
+            comparable = (best > 0) & best.isfinite() & bound.isfinite()
+            measures |= _leniency(bound, best, comparable)
     power = gradient_power(trial) if finding is None else {}
     return Ruling(finding, measures | gradient_measures(trial) | power)
 
@@ -114,14 +113,11 @@ def _saved(trial: Trial) -> Finding | None:
     return finding or excess("gradient_bound", "saved lse", natural, lse, truth.lse_bound, of_lse)
 
 
-def _leniency(bound: Tensor, best: Tensor) -> dict[str, float]:
-    """Return the measure `bound_ratio`: the median of bound / best bound, if both are finite."""
-    comparable = (best > 0) & best.isfinite() & bound.isfinite()
-    return (
-        {"bound_ratio": float((bound[comparable] / best[comparable]).median())}
-        if bool(comparable.any())
-        else {}
-    )
+def _leniency(bound: Tensor, best: Tensor, comparable: Tensor) -> dict[str, float]:
+    """Return the measure `bound_ratio`: the median of bound / best bound of those elements."""
+    if not bool(comparable.any()):
+        return {}
+    return {"bound_ratio": float((bound[comparable] / best[comparable]).median())}
 
 
 FORWARD = Oracle(
