@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -81,14 +81,16 @@ def bench_kernels(request: Request, console: Console) -> int:
         _publish(kept, folder)
     _show(record, console)
     console.print(f"report: {request.folder / 'bench.md'}", highlight=False)
-    return _status(record)
+    return _status(record, {each.ref for each in listed.declarations})
 
 
 def _measured(request: Request, declarations: Sequence[Declaration], console: Console) -> Benchmark:
     found = device.fingerprint()
     last = last_record(request)
     candidates, left = select(request, declarations, judged(declarations, found))
-    kept = _kept(request, last, candidates, found) if request.resume and last is not None else {}
+    before = last if request.resume and last is not None and _is_of(request, last, found) else None
+    kept = _kept(before, candidates) if before is not None else {}
+    beside = _beside(before, declarations) if before is not None else []
     record: Benchmark = {
         "schema": 1,
         "run": new_run_id(),
@@ -101,28 +103,36 @@ def _measured(request: Request, declarations: Sequence[Declaration], console: Co
         "clocks": [],
         "locked_mhz": request.lock_mhz,
         "seconds": 0.0,
-        "rows": list(kept.values()),
+        "rows": [*beside, *kept.values()],
         "left": left,
         "trials": [],
     }
-    if last is not None and kept:  # what is timed now is beside these
-        record |= {name: last[name] for name in ("protocol", "units", "peaks")}  # type: ignore[typeddict-item]
+    if before is not None and record["rows"]:  # what is timed now is beside these
+        record |= {name: before[name] for name in ("protocol", "units", "peaks")}  # type: ignore[typeddict-item]
+        record["trials"] = before.get("trials", [])
     if any(_place(one) not in kept for one in candidates):
         record["peaks"], record["units"] = _peaks(console)
         _time(request, candidates, last, record, console)
     return record
 
 
-def _kept(
-    request: Request, last: Benchmark, candidates: Sequence[Candidate], found: dict[str, Any]
-) -> dict[Place, Row]:
-    """The rows of a record of this device that are timed candidates of the same sources."""
+def _is_of(request: Request, last: Benchmark, found: dict[str, Any]) -> bool:
+    """Whether a record is of this device, and of as many calls."""
+    calls = last["protocol"]["calls"]
+    return last["device"].get("slug") == found["slug"] and calls == request.calls
+
+
+def _kept(last: Benchmark, candidates: Sequence[Candidate]) -> dict[Place, Row]:
+    """The rows of a record that are timed candidates of the same sources."""
     asked = {_place(one): one.declaration.source_hash for one in candidates}
-    same = last["device"].get("slug") == found["slug"] and (
-        last["protocol"]["calls"] == request.calls
-    )
-    rows = {place_of(row): row for row in last["rows"] if same and row["outcome"] == "timed"}
+    rows = {place_of(row): row for row in last["rows"] if row["outcome"] == "timed"}
     return {key: row for key, row in rows.items() if asked.get(key) == row["source_hash"]}
+
+
+def _beside(last: Benchmark, declarations: Sequence[Declaration]) -> list[Row]:
+    """The rows of a record whose variants are not among these."""
+    asked = {declaration.ref for declaration in declarations}
+    return [row for row in last["rows"] if row["variant"] not in asked]
 
 
 def _place(one: Candidate) -> Place:
@@ -168,7 +178,10 @@ def _time(
         )
         loaded = time.monotonic()
         limit = None if total is None else total / 3
-        record["trials"] = tried(session, candidates, last, limit)
+        record["trials"] = [
+            *(one for one in record.get("trials", ()) if one["variant"] not in refs),
+            *tried(session, candidates, last, limit),
+        ]
         wanted = ordered(
             candidates,
             {**(last or record), "trials": record["trials"]},
@@ -251,10 +264,12 @@ def _show(record: Benchmark, console: Console) -> None:
             console.print(f"{where}: {bad}", style="bold red", markup=False, highlight=False)
 
 
-def _status(record: Benchmark) -> int:
-    """FAILED if a row failed but for memory, or its values differ; INFRASTRUCTURE if the run was
-    interrupted."""
+def _status(record: Benchmark, asked: Collection[str]) -> int:
+    """FAILED if a row of these variants failed but for memory, or its values differ; INFRASTRUCTURE
+    if the run was interrupted."""
     for row in record["rows"]:
+        if row["variant"] not in asked:
+            continue
         failed = row["outcome"] == "failed" and not row["reason"].startswith("out of memory")
         if failed or row.get("differs"):
             return FAILED

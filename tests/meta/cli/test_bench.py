@@ -220,6 +220,26 @@ def test_a_variant_whose_rows_are_all_kept_is_not_tried(bench: Callable[..., int
     assert {trial["variant"] for trial in again["trials"]} == {f"{other}@other"}
 
 
+def test_a_variant_that_is_not_asked_keeps_its_rows(bench: Callable[..., int]) -> None:
+    one, other = kernel("one"), kernel("other")
+    judge(one, other)
+    asked = *FEW, "--direction", "forward", "--mask", "full"
+    assert bench(one, *asked) == 0
+    before = read(folder())
+    assert bench(other, *asked, "--continue") == 0
+    both = read(folder())
+    assert both["rows"][: len(before["rows"])] == before["rows"]
+    assert {row["variant"] for row in both["rows"]} == {f"{one}@one", f"{other}@other"}
+    assert {trial["variant"] for trial in both["trials"]} == {f"{one}@one", f"{other}@other"}
+    # Nor does it tell of this call, however its rows ended.
+    record = json.loads((folder() / "bench.json").read_text(encoding="utf-8"))
+    record["rows"][0] |= {"outcome": "failed", "reason": "crashed: SIGSEGV"}
+    (folder() / "bench.json").write_text(json.dumps(record), encoding="utf-8")
+    assert bench(other, *asked, "--continue") == 0
+    assert bench(one, *asked) == 0
+    assert {row["variant"] for row in read(folder())["rows"]} == {f"{one}@one"}
+
+
 def test_rows_are_timed_in_the_order_in_which_they_matter() -> None:
     paths = [kernel(name) for name in ("aaa", "torch-math", "torch-flash")]
     judge(*paths)
