@@ -10,6 +10,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.harness.fake_campaign import evidence, failing, verdict
@@ -251,6 +252,17 @@ class TestRefusing:
     def test_what_is_no_json_value(self):
         with pytest.raises(TypeError, match="is no JSON value"):
             strict_json.dumps({"a": object()})
+
+    def test_a_line_is_what_the_text_of_a_value_is(self):
+        plain = {"kind": "passed", "told": ({"r": 0.1 + 0.2, "n": 3},), "set": {"b", "a"}}
+        for value in (
+            plain,
+            plain | {"r": math.nan, "deep": [{"x": -math.inf}]},
+            {"record": ONE, "number": np.float64(0.25), "text": "\udc80 ü", "none": None},
+        ):
+            assert strict_json.line(value) == strict_json.dumps(value)
+        with pytest.raises(TypeError, match="is no JSON value"):
+            strict_json.line({"a": object()})
 
 
 def test_later_fields_are_ignored(tmp_path):

@@ -15,7 +15,7 @@ from references.score_mods import Softcap
 from tests.harness.judge_devices import ARCHS, CONFIG, FORWARDS
 from tests.harness.stacks import neighbours
 from verify.judging import stacked, truth
-from verify.judging.stacked import Asked, answer, apart, excludes
+from verify.judging.stacked import Asked, answer, apart, excludes, together
 from verify.judging.truth import Truth, compute_truth
 from verify.problem import Problem
 from verify.problem.inputs import dequantised, tensors
@@ -78,17 +78,17 @@ def test_a_stack_says_of_each_case_what_it_says_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(stacked._MOST, "cpu", 1 << 20)
-    together = 0
+    answered = 0
     for number, shape in enumerate(SHAPES):
         arch = ARCHS[number % len(ARCHS)] if name != "narrow" else "sm_90"
         try:
             cases = asked_of(neighbours(shape, VALUES), NUMERICS[name], arch)
         except ValueError:  # no bound is derived for this arithmetic beside this feature
             continue
-        together += answer(cases)
+        answered += answer(cases)
         for case in cases:
             assert not list(differences(case))
-    assert together >= 4 * len(VALUES)
+    assert answered >= 4 * len(VALUES)
 
 
 def test_a_mix_up_of_two_cases_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +211,27 @@ def test_what_a_stack_cannot_hold_is_named() -> None:
     assert excludes(BASE, []) is None
     with pytest.raises(ValueError, match="counts"):
         next(apart(_one(), (1, 1)))
+
+
+def test_parts_of_one_tensor_are_put_together_without_a_copy() -> None:
+    whole = torch.arange(48.0).view(6, 2, 4)
+    for counts in ((1, 2, 3), (2, 4)):
+        found = together(whole.split(counts))
+        assert found.data_ptr() == whole.data_ptr()
+        assert torch.equal(found, whole)
+    inner = together(whole[1:].split((2, 3)))
+    assert inner.data_ptr() == whole[1:].data_ptr()
+    assert torch.equal(inner, whole[1:])
+    apart_from_each_other = (
+        (whole[:2], whole[3:]),  # a gap
+        (whole[2:4], whole[:2]),  # another order
+        (whole[:, :1], whole[:, 1:]),  # not contiguous
+        (whole[:2], whole[2:].clone()),
+        (whole[:0], whole[:2]),
+    )
+    for parts in apart_from_each_other:
+        assert torch.equal(together(parts), torch.cat(parts))
+        assert together(parts).data_ptr() != whole.data_ptr()
 
 
 def _one() -> Truth:

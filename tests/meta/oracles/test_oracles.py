@@ -180,6 +180,21 @@ def test_empty_rows_are_left_to_their_oracle() -> None:
     assert acquitted(bound.judge(tried(EMPTY, plant)))
 
 
+def test_a_bound_is_compared_with_the_best_where_that_is_finite() -> None:
+    """Scores that fp32 cannot hold have no finite bound: inf / inf would be the median of many."""
+    overflowing = PLAIN.but(dtype="bfloat16", distribution="range_edges", seed=328)
+    for problem, compared in ((PLAIN, True), (overflowing, False)):
+        trial = trial_of(problem)
+        trial.with_best = True
+        best = trial.known_truth.best_out_bound
+        trial.launches["first"] = right_run(trial)
+        assert best is not None
+        assert bool(best.isfinite().any()) is compared
+        measures = bound.judge(trial).measures
+        assert measures.get("bound_ratio", 1.0) >= 0.9, "a number, or nothing"
+        assert ("bound_ratio" in measures) is compared
+
+
 def test_a_wrong_scale_is_beyond_the_bounds() -> None:
     trial = trial_of(PLAIN)
     other = trial_of(PLAIN.but(softmax_scale=PLAIN.scale * 1.01))

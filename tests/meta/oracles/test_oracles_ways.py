@@ -338,6 +338,14 @@ def test_an_eighth_of_the_cases_of_its_device_is_judged(oracle: ModuleType) -> N
                 asked.append(found.concerns(trial))
             here = (environment.device == "cpu") == (oracle is read_only)
             assert sum(asked) == 2 * here
+            # Cases that are judged together are in one eighth.
+            trial = trial_of(PLAIN.but(seed=asked.index(True) if here else 0))
+            trial.cell = cast(Cell, SimpleNamespace(environment=environment))
+            beside = []
+            for number in range(64):
+                trial.number = number
+                beside.append(found.concerns(trial))
+            assert sum(beside) == 2 * here
 
 
 def test_who_is_excused() -> None:
