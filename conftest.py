@@ -313,9 +313,13 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """End a test whose search is over as one that has passed, if it is a campaign's."""
+    """End a test whose search is over as one that has passed, if it is a campaign's, and raise the
+    failure that is made no smaller."""
+    __tracebackhide__ = True
     try:
         return (yield)
+    except halt.ShrinkingOver as end:
+        raise end.failure from None
     except halt.SearchOver:
         if "judge" not in pyfuncitem.funcargs:
             raise

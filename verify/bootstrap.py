@@ -95,20 +95,33 @@ def ensure() -> None:
 def _steps(pip: list[str]) -> list[list[list[str]]]:
     """The commands of an installation, in steps; those of one step run at the same time.
 
-    pip unpacks on one core, and torch and Triton are two thirds of all that there is, so each gets
-    a process of its own.  What depends on what is found out when they are there.
+    pip waits for an index, or unpacks on one core.  torch and Triton are two thirds of all that
+    there is, so each gets a process of its own; what depends on neither is resolved, which is
+    mostly waiting, while these are unpacked.  A last command finds nearly all there: it adds what
+    torch depends on, and this project.
     """
     found = groups()
     linux = sys.platform.startswith("linux")
     compilers = [*found["cuda"], *found["cute"]] if linux else []
-    torch = [each for each in requirements() if _name(each) == "torch"]
-    triton = [each for each in requirements() if _name(each) == "triton"] if linux else []
     # with the extra: its tests run in a clone
-    whole = [*pip, "--editable", f"{ROOT}[campaign]", *requirements(), *compilers]
+    wanted = [*requirements(), *found["campaign"]]
+    apart = {"torch": found[""], "triton": found["triton"]} if linux else {}
+    own = {name: [each for each in listed if _name(each) == name] for name, listed in apart.items()}
+    others = [each for each in wanted if _name(each) not in own]
     alone = [*pip, "--no-deps"]
-    large = [[*alone, *torch], [*alone, *triton, *compilers]] if linux else []
-    headers = [[*alone, *found["cutlass"]]] if linux else []
-    return [each for each in (large, [whole], headers) if each]
+    # CUTLASS's package asks for what no kernel needs.
+    headers = [[*alone, *own["triton"], *found["cutlass"]]] if linux else []
+    large = [[*alone, *own["torch"]], *headers] if linux else []
+    others_too = [*pip, *others, *compilers, *_builders()]
+    project = ["--editable", f"{ROOT}[campaign]", *requirements(), *compilers]
+    whole = [*pip, "--no-warn-conflicts", "--no-build-isolation", *project]
+    return [[*large, others_too], [whole]]
+
+
+def _builders() -> list[str]:
+    """What builds this project, as pyproject.toml lists it."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        return list(tomllib.load(file)["build-system"]["requires"])
 
 
 def _run_together(commands: list[list[str]]) -> bool:

@@ -1,20 +1,32 @@
-"""A child process in which Triton is in interpreter mode, with its repairs."""
+"""A child process in which Triton interprets, or compiles: a worker can have done neither."""
 
-import os
 import subprocess
-import sys
+import tempfile
 
 from verify.bundle import ROOT
+from verify.cell.fork_server import environment_of
+from verify.machine.starter import CELLS, Program, launch
+
+_TIMEOUT = 300  # seconds
 
 
 def in_child(*arguments: str, interpret: str = "1") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TRITON_INTERPRET": interpret, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    """Run what `python` would with these arguments: a file, -m MODULE or -c TEXT.
+
+    The suite's starter of cells forks it, if there is one: that has imported torch, and no Triton.
+    """
+    variables = {"TRITON_INTERPRET": interpret, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        program = Program(
+            module="tests.harness.script",
+            arguments=arguments,
+            environment=environment_of(()) | variables,
+            output=output.fileno(),
+            errors=errors.fileno(),
+            directory=str(ROOT),
+            leashed=True,
+        )
+        status = launch(CELLS, program).wait(_TIMEOUT)
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(arguments, status, output.read(), errors.read())

@@ -41,12 +41,15 @@ class _Search:
     """The search of one target: the cases judged, those that failed, and the seconds that searching
     and shrinking took.
 
+    smallest: the failing verdicts of the last case that the oracle of the first one convicted;
+    shrinking tries smaller and smaller ones.
     broken: the case on which the judge's own code failed, and its error.  values: the distribution
     and seed of a sibling that failed, which shrinking keeps.
     """
 
     judged: set[str] = field(default_factory=set)
     failed: dict[str, list[Verdict]] = field(default_factory=dict)
+    smallest: list[Verdict] = field(default_factory=list)
     broken: tuple[str, Exception] | None = None
     values: tuple[str, int] | None = None
     seconds: dict[Phase, float] = field(default_factory=lambda: {"generate": 0.0, "shrink": 0.0})
@@ -117,7 +120,7 @@ def hold(
     Raises Convicted with the explanation of the first failing verdict.  A case that failed once
     counts as failed from then on, even if it would pass now.  The search, and the shrinking after
     it, end when their time is over (a hang costs a deadline at every step): the search by
-    halt.SearchOver.
+    halt.SearchOver, the shrinking by halt.ShrinkingOver.
     """
     __tracebackhide__ = True
     if not isinstance(source, st.DataObject) and halt.over():
@@ -142,12 +145,12 @@ def hold(
     if search.broken is not None:
         if search.broken[0] == case:
             raise search.broken[1]
-        return
+        raise halt.ShrinkingOver(search.broken[1])
     phase: Phase = "shrink" if search.failed else "generate"
-    ended = halt.over()
-    if phase == "shrink":
-        ended = halt.out_of_time() or not search_scope.shrinks()
-    if case in search.judged or search.seconds[phase] > _budget(phase) or ended:
+    ended = search.seconds[phase] > _budget(phase) or _ended(phase)
+    if ended and phase == "shrink":
+        raise halt.ShrinkingOver(_conviction(search.smallest))
+    if case in search.judged or ended:
         return  # Hypothesis repeats one draw in five
     begun = time.monotonic()
     try:
@@ -161,7 +164,16 @@ def hold(
     search.seconds[phase] += spent if phase == "shrink" else min(spent, judged * _ONE_CASE)
     if failing:
         search.failed[case] = failing
+        if not search.smallest or search.smallest[0].oracle == failing[0].oracle:
+            search.smallest = failing
     _convict(failing)
+
+
+def _ended(phase: Phase) -> bool:
+    """Whether the campaign judges no further case of this phase."""
+    if phase == "shrink":
+        return halt.out_of_time() or not search_scope.shrinks()
+    return halt.over()
 
 
 def _over(searches: Sequence[_Search]) -> bool:
@@ -216,8 +228,11 @@ def _convict(failing: list[Verdict]) -> None:
     __tracebackhide__ = True
     if failing:
         halt.failed()
-    for verdict in failing:
-        raise _convicted(verdict.oracle)(explain(verdict))
+        raise _conviction(failing)
+
+
+def _conviction(failing: list[Verdict]) -> Convicted:
+    return _convicted(failing[0].oracle)(explain(failing[0]))
 
 
 def _still_fails(judge: Judge, case: str, verdicts: list[Verdict]) -> None:

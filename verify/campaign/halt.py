@@ -24,6 +24,18 @@ class SearchOver(BaseException):
     examples of a test that returned; the test has passed then."""
 
 
+class ShrinkingOver(BaseException):
+    """A failing case is made no smaller.  Hypothesis stops at it, where it would draw all further
+    candidates of a test that returned; the test has failed.
+
+    failure: of the smallest case.
+    """
+
+    def __init__(self, failure: Exception) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
 def stop_at_first_failure(marker: Path | None) -> None:
     """Make this process stop once `marker` is a file, and create that file at its first failure.
 

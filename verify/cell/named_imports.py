@@ -11,13 +11,16 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 _BY_NAME = ("import_module", "__import__")
 _BY_PATH = ("spec_from_file_location", "SourceFileLoader", "run_path", "run_module")
+
+# The parts of a text that can name a module, or what imports one.
+_TOLD_BY = (ast.Import, ast.ImportFrom, ast.Call, ast.alias, ast.Attribute, ast.Name)
 
 Read = Callable[[Path], bytes]
 
@@ -68,13 +71,11 @@ class _Imports:
     def of(path: Path, text: bytes) -> _Imports:
         """Those of a text.  None in a text that does not parse."""
         try:
-            tree = ast.parse(text)
-            called = list(_called(tree, path.parent.name))
-            names = {*_stated(tree, path.parent.name), *(name for name, _ in called)}
+            nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, _TOLD_BY)]
+            called = list(_called(nodes, path.parent.name))
+            names = {*_stated(nodes, path.parent.name), *(name for name, _ in called)}
             literal = {id(function) for _, function in called}
-            return _Imports(
-                frozenset(names), any(_computes(node, literal) for node in ast.walk(tree))
-            )
+            return _Imports(frozenset(names), any(_computes(node, literal) for node in nodes))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return _Imports()
 
@@ -90,9 +91,9 @@ class _Imports:
                 yield file
 
 
-def _stated(tree: ast.Module, folder: str) -> Iterator[tuple[str, ...]]:
+def _stated(nodes: Sequence[ast.AST], folder: str) -> Iterator[tuple[str, ...]]:
     """The names in import statements; those of the text's own package begin with its folder."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield tuple(alias.name.split("."))
@@ -105,9 +106,9 @@ def _stated(tree: ast.Module, folder: str) -> Iterator[tuple[str, ...]]:
                 yield (*package, alias.name)
 
 
-def _called(tree: ast.Module, folder: str) -> Iterator[tuple[tuple[str, ...], ast.expr]]:
+def _called(nodes: Sequence[ast.AST], folder: str) -> Iterator[tuple[tuple[str, ...], ast.expr]]:
     """The literal names in calls such as importlib.import_module("name"), and what is called."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if not (isinstance(node, ast.Call) and _name_of(node.func) in _BY_NAME and node.args):
             continue
         first = node.args[0]

@@ -10,12 +10,14 @@ from importlib import import_module
 
 import torch
 
+from verify.cell.sources import know_modules
+
 TRITON_COMPILER = "triton-compiler"  # as `fork_server.Environment.preloads` names it
 
 
 def preload(further: Sequence[str] = ()) -> None:
     """Prepare this process for its kernels: one torch thread and, if Triton interprets, the
-    repaired interpreter and Gluon.
+    repaired interpreter and Gluon.  Where its modules lie is found out once.
 
     further: TRITON_COMPILER, for kernel processes that compile Triton kernels.
     """
@@ -29,6 +31,7 @@ def preload(further: Sequence[str] = ()) -> None:
             import_module("triton.experimental.gluon")  # as files of both languages do
     if TRITON_COMPILER in further:
         _triton_compiler()
+    know_modules()
     # Imported objects stay: garbage collection in a kernel process need not visit them.
     gc.collect()
     gc.freeze()

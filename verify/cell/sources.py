@@ -6,7 +6,9 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -22,28 +24,64 @@ _INSTALLED = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdli
 _CUDA_SOURCE = re.compile(rb"""["']([\w./-]+\.cu)["']""")
 
 
+@dataclass
+class _Known:
+    """Modules whose files have been resolved: all by their names, and by their folders the file,
+    name and module of each that has a file."""
+
+    modules: Mapping[str, ModuleType] = field(default_factory=dict)
+    files: Mapping[str, Sequence[tuple[Path, str, ModuleType]]] = field(default_factory=dict)
+
+
+_known = _Known()
+
+
+def know_modules() -> None:
+    """Resolve the files of the modules of this process, once for all of its forks."""
+    modules = dict(sys.modules)
+    files = defaultdict(list)
+    for folder, file, name, module in _files(modules):
+        files[folder].append((Path(folder, file), name, module))
+    _known.modules, _known.files = modules, dict(files)
+
+
 def modules_for(path: Path) -> dict[Path, ModuleType]:
     """The loaded modules that can be sources of this kernel file, by their files."""
     return _modules(path.parent, _COMPILER, _HELPERS, _HELPERS.parent)
 
 
 def _modules(*folders: Path) -> dict[Path, ModuleType]:
-    """The loaded modules of these folders, by their files, without symbolic links.
+    """The loaded modules of these folders, by their files, without symbolic links."""
+    wanted, loaded, known = set(map(str, folders)), sys.modules, _known.modules
+    found = {
+        file: module
+        for folder in wanted
+        for file, name, module in _known.files.get(folder, ())
+        if loaded.get(name) is module
+    }
+    new = {name: each for name, each in list(loaded.items()) if known.get(name) is not each}
+    for folder, file, _, module in _files(new):
+        if folder in wanted:
+            found[Path(folder, file)] = module
+    return found
+
+
+def _files(modules: Mapping[str, ModuleType]) -> Iterator[tuple[str, str, str, ModuleType]]:
+    """Folder and name of the file of each module that has one, without symbolic links, its own
+    name, and the module.
 
     There are thousands of modules, in few folders: each folder is resolved once.
     """
-    wanted, real, found = set(map(str, folders)), cache(os.path.realpath), {}
-    for module in list(sys.modules.values()):
+    real = cache(os.path.realpath)
+    for name, module in modules.items():
         file = getattr(module, "__file__", None)
         # torch's pseudo-modules have a __file__ such as "_ops.py", which is not a path.
         if not file or not os.path.isabs(file):
             continue
         if os.path.islink(file):
             file = os.path.realpath(file)
-        folder, name = os.path.split(file)
-        if real(folder) in wanted:
-            found[Path(real(folder), name)] = module
-    return found
+        folder, last = os.path.split(file)
+        yield real(folder), last, name, module
 
 
 def is_installed(folder: Path) -> bool:

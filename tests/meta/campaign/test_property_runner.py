@@ -85,7 +85,10 @@ def search(bench: Bench, dtype: str) -> None:
     def holds(data: st.DataObject) -> None:
         hold(cast(Judge, bench), target, data)
 
-    holds()
+    try:
+        holds()
+    except halt.ShrinkingOver as end:  # as conftest.py does
+        raise end.failure from None
 
 
 def test_a_failing_verdict_is_shrunk() -> None:
@@ -164,6 +167,47 @@ def test_what_failed_is_raised_after_the_time(monkeypatch: pytest.MonkeyPatch) -
             break
     assert bench.judged[bench.cases - 1].seqlen_kv > 4
     assert all(problem.seqlen_kv <= 4 for problem in bench.judged[: bench.cases - 1])
+
+
+def test_shrinking_ends_with_its_time_and_raises_the_smallest_case(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Hypothesis would draw hundreds of candidates that nothing judges."""
+
+    class Timely(Bench):
+        """Its ninth case takes all time that there is for making a failing one smaller."""
+
+        def judge(
+            self, target: Target, problem: Problem, phase: Phase = "generate"
+        ) -> list[Verdict]:
+            (verdict,) = super().judge(target, problem, phase)
+            shrunk.append(phase == "shrink")
+            if sum(shrunk) == 9:
+                monkeypatch.setenv("VERIFY_SHRINK_SECONDS", "0")
+            if verdict.finding is None:
+                return [verdict]
+            failed.append(problem.name)
+            named = dataclasses.replace(verdict.finding, message=problem.name)
+            return [dataclasses.replace(verdict, finding=named)]
+
+    shrunk, failed, drawn = list[bool](), list[str](), list[str]()
+    bench = Timely(breaks=False)
+    declaration = declared()
+    target = Target(declaration, declaration.configs[0], "float16", "accuracy")
+
+    @settings(max_examples=60, database=None, derandomize=True, deadline=None)
+    @given(data=st.data())
+    def holds(data: st.DataObject) -> None:
+        drawn.append("")
+        hold(cast(Judge, bench), target, data)
+
+    with pytest.raises(halt.ShrinkingOver) as end:
+        holds()
+    assert isinstance(end.value.failure, Convicted)
+    assert failed[-1] in str(end.value.failure)
+    assert sum(shrunk) == 9
+    assert len(failed) > 1, "it was made smaller"
+    assert len(drawn) < 3 * len(bench.judged)
 
 
 def test_one_of_several_targets_that_failed_keeps_the_search(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -151,6 +153,7 @@ def test_a_computed_name_can_be_any_file_of_the_folder(text: str, tmp_path: Path
 
 LAZY = """
 import importlib
+import sys
 
 
 def attention(q, k, v):
@@ -230,3 +233,29 @@ def test_files_of_packages_beside_an_installed_kernel_are_no_sources(
     fresh._folders.add(tmp_path)
     with pytest.raises(Breach, match=r"imports installed_beside\.py only when it is launched"):
         fresh.check()
+
+
+def test_modules_whose_files_are_known_are_sources_as_the_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as they are the modules of that name; a later one of that name has its own file."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for name in ("sources_before", "sources_after", "sources_gone"):
+        (tmp_path / "real" / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "link")
+    monkeypatch.setattr(sources, "_known", sources._Known())
+    before, gone = map(importlib.import_module, ("sources_before", "sources_gone"))
+    assert _of_folder(tmp_path / "real") == {"sources_before.py": before, "sources_gone.py": gone}
+    sources.know_modules()
+    monkeypatch.delitem(sys.modules, "sources_gone")
+    after = importlib.import_module("sources_after")
+    assert _of_folder(tmp_path / "real") == {"sources_before.py": before, "sources_after.py": after}
+    again = importlib.import_module("sources_gone")
+    assert again is not gone
+    assert _of_folder(tmp_path / "real")["sources_gone.py"] is again
+
+
+def _of_folder(folder: Path) -> dict[str, ModuleType]:
+    modules = sources.modules_for(folder / "kernel.py").items()
+    return {file.name: module for file, module in modules if file.parent == folder}

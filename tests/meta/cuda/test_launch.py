@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.harness.interpreter_child import in_child
 from tests.meta.cuda.test_compile import compiles
-from verify.bundle import ROOT
 from verify.cuda import compile as cuda
 from verify.cuda.compile import (
     Binary,
@@ -46,7 +45,7 @@ def test_without_cuda_core_there_is_a_reason(
 
 def test_kernels_import_without_cuda_core() -> None:
     code = "import kernels.ptx.split_q, sys; sys.exit('cuda.core' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+    assert in_child("-c", code).returncode == 0
 
 
 def test_nothing_is_loaded_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,7 @@ def test_maps_lie_where_the_driver_and_the_kernel_want_them() -> None:
 # Builds.
 
 
+@pytest.mark.for_ci  # a first look compiles the fp8 kernel, and asks the same of it
 @has_headers
 @pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
 def test_a_build_has_hoppers_instructions_and_no_spill() -> None:

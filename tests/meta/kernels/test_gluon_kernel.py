@@ -24,6 +24,7 @@ from references.score_mods import Softcap
 from tests.harness.gluon_host import Host, convicted_by_bound
 from tests.harness.gluon_values import Place
 from tests.planted import gluon_forward
+from tests.properties import tier
 from verify.cuda.edits import Edit
 from verify.cuda.sass import listing
 from verify.problem import Problem
@@ -332,7 +333,7 @@ def test_a_build_keeps_its_budgets_and_has_hoppers_instructions(name: str) -> No
 # Planted copies.
 
 
-@pytest.mark.parametrize("slip", gluon_forward.SLIPS)
+@pytest.mark.parametrize("slip", tier.for_ci(gluon_forward.SLIPS))
 def test_a_planted_copy_compiles_and_differs_by_its_slip(slip: str, shipped: str) -> None:
     copy = gluon_forward.COPIES.copy_of(slip)
     assert copy.fetch.__module__ == copy.__name__.replace("hopper_forward", "ring")

@@ -20,6 +20,7 @@ from tests.harness.gluon_host import Host
 from tests.harness.gluon_partitions import PartitionError, Partitions
 from tests.harness.ptx_host import convict, run
 from tests.planted import gluon_turnstile
+from tests.properties import tier
 from verify.cuda.edits import Edit
 from verify.cuda.sass import listing
 from verify.problem import Problem
@@ -219,7 +220,7 @@ def ptx_of(forward: ModuleType, config: Config) -> str:
     return str(compiled(forward.launch(args, *outputs), "sm_90a").asm["ptx"])
 
 
-@pytest.mark.parametrize("slip", gluon_turnstile.SLIPS)
+@pytest.mark.parametrize("slip", tier.for_ci(gluon_turnstile.SLIPS))
 def test_a_planted_copy_is_of_the_turnstile_and_differs_by_its_slip(slip: str) -> None:
     copies = gluon_turnstile.COPIES
     assert dict(copies.config.options) == {"turns": 1}

@@ -1,13 +1,11 @@
 """The Triton backward against its bounds, in Triton's interpreter."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.harness.interpreter_child import in_child
 from tests.meta.kernels.triton_backward_cases import CASES, NAMES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -15,16 +13,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def interpreted(module):
     """What that module prints where Triton interprets, each line as JSON."""
-    environment = {
-        **os.environ,
-        "TRITON_INTERPRET": "1",
-        "PYTHONPATH": str(ROOT),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    command = [sys.executable, "-m", f"tests.meta.kernels.{module}"]
-    done = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = in_child("-m", f"tests.meta.kernels.{module}")
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

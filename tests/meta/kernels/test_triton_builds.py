@@ -1,10 +1,7 @@
 """Triton kernels compiled without a GPU: that the binary is the one a launch would use, and what
 ptxas says of it is read."""
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import product
@@ -25,6 +22,7 @@ from kernels.triton import (
     fp8_transposed_forward,
 )
 from kernels.triton.compile import MASKS, arguments, binary, compiled, meta, target
+from tests.harness.interpreter_child import in_child
 from verify.cuda.sass import listing
 from verify.variant import compiled_archs
 
@@ -228,11 +226,8 @@ def test_where_triton_interprets_nothing_is_compiled():
         except RuntimeError as error:
             print(error)
     """
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", "if True:" + script]
-    done = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
-    )
+    done = in_child("-c", "if True:" + script)
+    assert done.returncode == 0, done.stderr
     assert "unset TRITON_INTERPRET" in done.stdout
 
 

@@ -14,6 +14,7 @@ import triton
 from kernels.triton import descriptor_forward
 from kernels.triton.compile import arguments, compiled, meta, target
 from kernels.triton.descriptor_builds import CONFIGS, SPECIALISED, specialises
+from tests.properties import tier
 from verify.cell.building import compile_build
 from verify.evidence import Built
 from verify.report.resources import same_configs
@@ -51,18 +52,24 @@ def made(arch: str, config: Config, head_dim: int, *, flag: bool) -> str | None:
     return ptx
 
 
+# Each fact first, then what further architectures and configs repeat.
+FACTS = [
+    ("sm_80", FOUR_WARPS, 64, "another"),
+    ("sm_90a", EIGHT_WARPS, 64, "same"),
+    ("sm_90a", FOUR_WARPS, 64, "fails"),
+    ("sm_100a", EIGHT_WARPS, 64, "specialised"),
+]
+REPEATED = [
+    ("sm_80", EIGHT_WARPS, 64, "same"),
+    ("sm_100a", FOUR_WARPS, 64, "specialised"),
+    ("sm_100a", EIGHT_WARPS, 256, "fails"),
+    ("sm_120a", EIGHT_WARPS, 64, "fails"),
+]
+
+
 @pytest.mark.parametrize(
     ("arch", "config", "head_dim", "fact"),
-    [
-        ("sm_80", EIGHT_WARPS, 64, "same"),
-        ("sm_80", FOUR_WARPS, 64, "another"),
-        ("sm_90a", EIGHT_WARPS, 64, "same"),
-        ("sm_90a", FOUR_WARPS, 64, "fails"),
-        ("sm_100a", EIGHT_WARPS, 64, "specialised"),
-        ("sm_100a", FOUR_WARPS, 64, "specialised"),
-        ("sm_100a", EIGHT_WARPS, 256, "fails"),
-        ("sm_120a", EIGHT_WARPS, 64, "fails"),
-    ],
+    [*FACTS, *(pytest.param(*case, marks=pytest.mark.for_ci) for case in REPEATED)],
 )
 def test_what_the_flag_does(arch: str, config: Config, head_dim: int, fact: str) -> None:
     """And that the kernel leaves it off where the passes fail, and nowhere else."""
@@ -94,7 +101,9 @@ def test_the_flag_is_an_option_of_a_config_and_off_without_a_device() -> None:
 ARCHS = compiled_archs()
 
 
-@pytest.mark.parametrize("host", [HOST, DEVICE], ids=["host", "device"])
+@pytest.mark.parametrize(
+    "host", [HOST, pytest.param(DEVICE, marks=pytest.mark.for_ci)], ids=["host", "device"]
+)
 @pytest.mark.parametrize(("arch", "same"), [("sm_90a", True), ("sm_100a", False)])
 def test_a_build_with_the_binary_of_its_twin_counts_once(host: bool, arch: str, same: bool) -> None:
     assert target(arch).arch in {90, 100}
@@ -116,7 +125,7 @@ def test_a_build_with_the_binary_of_its_twin_counts_once(host: bool, arch: str, 
     assert told == ([(EIGHT_WARPS.name, CONFIGS[0].name)] if same else [])
 
 
-@pytest.mark.parametrize("number", range(len(SPECIALISED)))
+@pytest.mark.parametrize("number", tier.for_ci(range(len(SPECIALISED))))
 def test_all_warps_of_a_program_have_registers(number: int) -> None:
     """A bound of ptxas is for each of them, those that Triton adds included."""
     args = arguments(SPECIALISED[number], "float16", 64 if number else 128, "full")

@@ -48,17 +48,31 @@ def absent(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
 
 
 class TestSteps:
-    def test_torch_and_triton_are_unpacked_at_the_same_time_and_the_rest_follows(self) -> None:
-        large, (whole,), *headers = bootstrap._steps(["pip"])
-        assert all(command[:2] == ["pip", "--no-deps"] for command in large)
-        alone = [requirement for command in large for requirement in command[2:]]
-        names = [bootstrap._name(requirement) for requirement in alone]
-        assert names[:2] == ["torch", "triton"]
-        assert len(large[0]) == 3  # torch alone
+    def test_torch_and_triton_are_unpacked_while_the_others_are_resolved(self) -> None:
+        (torch, triton, others), (whole,) = bootstrap._steps(["pip"])
+        listed = bootstrap.groups()
+        assert torch[:2] == triton[:2] == ["pip", "--no-deps"]
+        assert [bootstrap._name(each) for each in torch[2:]] == ["torch"]
+        assert [*listed["triton"], *listed["cutlass"]] == triton[2:]
+        # Two processes that install the same package would meet.
+        assert not {bootstrap._name(each) for each in others} & {"torch", "triton"}
         # What was unpacked without its dependencies is asked for again, with them.
-        assert set(alone) | set(bootstrap.requirements()) <= set(whole)
-        assert "--no-deps" not in whole
-        assert headers == [[["pip", "--no-deps", *bootstrap.groups()["cutlass"]]]]
+        assert set(bootstrap.requirements()) <= set(whole)
+        assert not {"--no-deps"} & {*others, *whole}
+
+    def test_the_last_step_finds_all_but_what_torch_depends_on(self) -> None:
+        first, (whole,) = bootstrap._steps(["pip"])
+        there = {each for command in first for each in command}
+        wanted = [each for each in whole[1:] if each[0] not in "-/"]
+        assert set(wanted) <= there
+        assert f"{ROOT}[campaign]" in whole
+        assert set(bootstrap.groups()["campaign"]) <= there
+
+    def test_this_project_is_built_by_what_the_first_step_installs(self) -> None:
+        (*_, others), (whole,) = bootstrap._steps(["pip"])
+        assert "--no-build-isolation" in whole
+        built = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]
+        assert set(built["requires"]) <= set(others)
 
     def test_a_step_fails_if_one_of_its_commands_does(self) -> None:
         good, bad = ([sys.executable, "-c", f"raise SystemExit({code})"] for code in (0, 1))

@@ -12,6 +12,7 @@ import torch
 
 from tests.harness.host_library import runs
 from tests.harness.probe_host import HostProgram
+from tests.properties import tier
 from verify.arithmetic.dot import fused_dot
 from verify.probes import agreement, functions, matrix
 from verify.probes.functions import FUNCTIONS, Probed, Surveyor
@@ -26,8 +27,13 @@ compiles = pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}"
 BY_NAME = {one.name: one for one in INSTRUCTIONS}
 
 
+# One architecture of each number of instructions; the others, which have those of one, are for CI.
+TELLING = ("sm_80", "sm_90a", "sm_120a")
+OTHERS = tuple(arch for arch in compiled_archs() if arch not in TELLING)
+
+
 @compiles
-@pytest.mark.parametrize("arch", compiled_archs())
+@pytest.mark.parametrize("arch", tier.for_ci([*TELLING, *OTHERS], keep=len(TELLING)))
 def test_every_instruction_compiles_where_it_exists(arch: str) -> None:
     here = [one for one in INSTRUCTIONS if one.unsupported_on(arch) is None]
     assert len(here) == {"sm_80": 9, "sm_86": 9, "sm_90a": 25}.get(arch, 17)
@@ -121,7 +127,7 @@ def test_every_slip_of_the_kernel_is_seen(name: str, tmp_path: Path) -> None:
 
 
 @compiles
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120a"])
+@pytest.mark.parametrize("arch", tier.for_ci(["sm_80", "sm_90a", "sm_120a"], keep=2))
 def test_every_function_compiles_where_it_exists(arch: str) -> None:
     here = [one for one in FUNCTIONS if one.unsupported_on(arch) is None]
     assert len(here) == len(FUNCTIONS) - 2 * (arch == "sm_80")

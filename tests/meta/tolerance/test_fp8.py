@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +14,7 @@ import torch
 from references.quantisation import ByTensor
 from tests.harness.declared import flat_numerics, with_fields
 from tests.harness.emulation import Kernel, Luck, emulate
+from tests.harness.interpreter_child import in_child
 from tests.meta.tolerance.test_tolerance import SHAPES, ratios, suits, truth_of
 from tests.meta.tolerance.test_tolerance_bound import bound_of
 from verify.problem import Problem
@@ -264,16 +262,7 @@ def test_ptx_multiplies_as_declared():
     """sm_90: every wgmma, 32 products, begins at zero (scale-d 0), so that sums are fp32's.  sm_89,
     and sm_90 where rows are unaligned: no 8-bit product at all.  Nowhere is a product fused with a
     sum, and casts saturate."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = in_child("-c", COMPILE, interpret="0")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     hopper = found["sm_90a 128"]
