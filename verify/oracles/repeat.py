@@ -64,21 +64,18 @@ def backward_applies(declaration: Declaration) -> str | None:
 
 def on_cuda(trial: Trial, eighth: int, largest: int | None = None) -> bool:
     """Whether further runs on CUDA judge this case: one in eight, whose buffers take at most
-    `largest` bytes.  eighth: which one."""
-    if trial.cell.environment.device != "cuda" or not asks_again(trial, eighth):
+    `largest` bytes.  eighth: which one.
+
+    Cases that are judged together have one shape and are in the same eighth.  One in 32 of them is
+    judged by further runs: each costs as much as ten launches of one message, and other values
+    make it no harder.
+    """
+    if trial.cell.environment.device != "cuda" or trial.problem.seed % _ONE_IN != eighth:
+        return False
+    if trial.number % _ONE_BESIDE:
         return False
     where = None if largest is None else trial.plan(trial.entry)
     return largest is None or (isinstance(where, Plan) and where.size <= largest)
-
-
-def asks_again(trial: Trial, eighth: int) -> bool:
-    """Whether a case is one of those that are launched another way, in that eighth.
-
-    Cases that are judged together have one shape and are in the same eighth.  One in 32 of them is
-    launched another way: that costs as much as ten launches of one message, and other values make
-    it no harder.
-    """
-    return trial.problem.seed % _ONE_IN == eighth and trial.number % _ONE_BESIDE == 0
 
 
 ORACLES = (

@@ -108,10 +108,14 @@ def test_the_arithmetic_of_cases_that_ask_in_turn_is_resolved_once(
     trials = [trial_of(PROBLEM.but(seed=n)) for n in range(32)]
     for _ in range(3):
         found = [trial.arithmetic for trial in trials]
-    assert resolved == [trial.problem.name for trial in trials]
+    assert len(resolved) == len(trials)
     assert found[0] == make(
         trials[0].declaration.numerics, trials[0].config, trials[0].problem, trials[0].arch
     )
+    resolved.clear()
+    beside = [trial_of(trials[0].problem.valued("sink", n)) for n in range(32)]
+    assert {id(trial.arithmetic) for trial in beside} == {id(found[0])}
+    assert resolved == [], "other values have the same arithmetic"
     for n in range(2 * resolution._MOST_RECENT):
         assert trial_of(PROBLEM.but(seed=100 + n)).arithmetic == found[0]
     assert len(resolution._RECENT) == resolution._MOST_RECENT
