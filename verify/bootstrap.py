@@ -109,12 +109,13 @@ def _steps(pip: list[str]) -> list[list[list[str]]]:
     own = {name: [each for each in listed if _name(each) == name] for name, listed in apart.items()}
     others = [each for each in wanted if _name(each) not in own]
     alone = [*pip, "--no-deps"]
-    # CUTLASS's package asks for what no kernel needs.
+    # CUTLASS's package asks for what no kernel needs, and pip would complain of that.
+    quiet = [*pip, "--no-warn-conflicts"]
     headers = [[*alone, *own["triton"], *found["cutlass"]]] if linux else []
     large = [[*alone, *own["torch"]], *headers] if linux else []
-    others_too = [*pip, *others, *compilers, *_builders()]
+    others_too = [*quiet, *others, *compilers, *_builders()]
     project = ["--editable", f"{ROOT}[campaign]", *requirements(), *compilers]
-    whole = [*pip, "--no-warn-conflicts", "--no-build-isolation", *project]
+    whole = [*quiet, "--no-build-isolation", *project]
     return [[*large, others_too], [whole]]
 
 
