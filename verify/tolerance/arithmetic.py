@@ -104,6 +104,7 @@ class ForwardArithmetic:
     largest_factor: float = 1.0  # of V, and at least 1
     # the least that the factors of Q and K multiply a score by, and those of V
     least_factors: tuple[float, float] = (1.0, 1.0)
+    most_factor: float = 1.0  # that Q's and K's can multiply the scale by, on the way; at least 1
     lag: float = 0.0  # tau: how far scores may exceed the maximum that is subtracted, natural units
     row_sum: str = "unrounded"
     chain: int = 0  # keys of a block on the longest way into its sum; 0: of the row, in any order

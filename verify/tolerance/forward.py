@@ -336,7 +336,9 @@ def _unseen_overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -
     """
     queries, keys = block.query_sizes.most, block.key_sizes.most
     factor, growth = abs(problem.scale) / _LN_2, _grown(a, problem)
-    beyond = torch.full_like(queries, factor, dtype=torch.float64) >= FP32_MAX
+    # A kernel can multiply its scale by the factors of Q and K, and a product of 0 by that.
+    scale = factor * a.most_factor * (1 + relative(a.scale_roundings + 3, U))
+    beyond = torch.full_like(queries, scale, dtype=torch.float64) >= FP32_MAX
     if not problem.scale or not isinstance(problem.mask, Full):
         raw = queries * keys.sum(-1, keepdim=True) * growth
         beyond |= raw * max(factor, 1 / a.least_factors[0]) >= FP32_MAX

@@ -179,6 +179,7 @@ def _resolved(numerics: Numerics, config: Config, problem: Problem, arch: str) -
         output_roundings=output.roundings,
         largest_factor=max(1.0, largest["v"]),
         least_factors=_least_factors(problem, factors),
+        most_factor=max(1.0, largest["q"]) * max(1.0, largest["k"]),
         parts=parts,
         lag=softmax.maximum.lag * math.log(2),
         row_sum=softmax.row_sum.of,
