@@ -41,15 +41,12 @@ class _Search:
     """The search of one target: the cases judged, those that failed, and the seconds that searching
     and shrinking took.
 
-    smallest: the failing verdicts of the last case that the oracle of the first one convicted;
-    shrinking tries smaller and smaller ones.
     broken: the case on which the judge's own code failed, and its error.  values: the distribution
     and seed of a sibling that failed, which shrinking keeps.
     """
 
     judged: set[str] = field(default_factory=set)
     failed: dict[str, list[Verdict]] = field(default_factory=dict)
-    smallest: list[Verdict] = field(default_factory=list)
     broken: tuple[str, Exception] | None = None
     values: tuple[str, int] | None = None
     seconds: dict[Phase, float] = field(default_factory=lambda: {"generate": 0.0, "shrink": 0.0})
@@ -149,7 +146,7 @@ def hold(
     phase: Phase = "shrink" if search.failed else "generate"
     ended = search.seconds[phase] > _budget(phase) or _ended(phase)
     if ended and phase == "shrink":
-        raise halt.ShrinkingOver(_conviction(search.smallest))
+        raise halt.ShrinkingOver(_conviction(_smallest(search)))
     if case in search.judged or ended:
         return  # Hypothesis repeats one draw in five
     begun = time.monotonic()
@@ -164,9 +161,14 @@ def hold(
     search.seconds[phase] += spent if phase == "shrink" else min(spent, judged * _ONE_CASE)
     if failing:
         search.failed[case] = failing
-        if not search.smallest or search.smallest[0].oracle == failing[0].oracle:
-            search.smallest = failing
     _convict(failing)
+
+
+def _smallest(search: _Search) -> list[Verdict]:
+    """The failing verdicts of the last case that the oracle of the first one convicted: shrinking
+    tries smaller and smaller ones."""
+    oracle = next(iter(search.failed.values()))[0].oracle
+    return next(each for each in reversed(search.failed.values()) if each[0].oracle == oracle)
 
 
 def _ended(phase: Phase) -> bool:

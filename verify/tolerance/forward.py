@@ -325,7 +325,12 @@ def _overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tenso
 
 def _grown(a: ForwardArithmetic, problem: Problem) -> float:
     """What a score may be larger by for its errors."""
-    return (1 + product_error(a, problem)) * (1 + relative(a.scale_roundings + 3, U))
+    return (1 + product_error(a, problem)) * _grown_scale(a)
+
+
+def _grown_scale(a: ForwardArithmetic) -> float:
+    """What the scale may be larger by for its roundings."""
+    return 1 + relative(a.scale_roundings + 3, U)
 
 
 def _unseen_overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tensor:
@@ -337,7 +342,7 @@ def _unseen_overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -
     queries, keys = block.query_sizes.most, block.key_sizes.most
     factor, growth = abs(problem.scale) / _LN_2, _grown(a, problem)
     # A kernel can multiply its scale by the factors of Q and K, and a product of 0 by that.
-    scale = factor * a.most_factor * (1 + relative(a.scale_roundings + 3, U))
+    scale = factor * a.most_factor * _grown_scale(a)
     beyond = torch.full_like(queries, scale, dtype=torch.float64) >= FP32_MAX
     if not problem.scale or not isinstance(problem.mask, Full):
         raw = queries * keys.sum(-1, keepdim=True) * growth
