@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
-from verify.evidence import strict_json
+from verify.evidence.apart import read_files
 from verify.evidence.joining import joined, joined_with
 from verify.evidence.records import (
-    KINDS,
-    OF_VERDICTS,
-    SCHEMA_VERSION,
     Begin,
     Built,
     Drawn,
     EvidenceError,
-    Finding,
-    Interruption,
     NotRun,
-    Passed,
-    Record,
     RunInfo,
     VariantEntry,
     Verdict,
 )
-from verify.evidence.run_records import LeftOut, OpenBegins, RunRecords, keep_newest_sources
-from verify.evidence.tables import Packer, Table
+from verify.evidence.run_records import LeftOut, RunRecords, keep_newest_sources
+from verify.evidence.tables import Table, together
 from verify.evidence.verdicts import Verdicts
 
 R = TypeVar("R")
@@ -242,121 +232,14 @@ def _folder(path: Path, shared: dict[Any, Any], named: bool) -> RunRecords:
     """Read a run directory.  shared: `Packer`'s; named: places in it are called by its name too."""
     if not path.is_dir():
         raise EvidenceError(f"{path}: is no run directory")
+    files = sorted(path.glob("*.jsonl"))
+    names = {file: f"{path.name}/{file.name}" if named else file.name for file in files}
     found = RunRecords(path)
-    packer = Packer(shared)
-    begins = OpenBegins()
-    lists: dict[type[Record], list[Any]] = {
-        RunInfo: found.runs,
-        VariantEntry: found.variants,
-        Interruption: found.interruptions,
-        Drawn: found.drawn,
-        NotRun: found.not_run,
-        Built: found.builds,
-    }
-    for file in sorted(path.glob("*.jsonl")):
-        name = f"{path.name}/{file.name}" if named else file.name
-        with file.open("rb", 1 << 18) as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    record = _record(line)
-                except (EvidenceError, strict_json.ShapeError) as error:
-                    raise EvidenceError(f"{name}:{number}: {error}") from None
-                if record is None:
-                    if line.strip():
-                        found.torn.append(f"{name}:{number}")
-                    continue
-                if isinstance(record, Verdict | Passed):
-                    _take(record, packer)
-                    begins.judged(record)
-                elif isinstance(record, Begin):
-                    begins.add(record)
-                else:
-                    lists[type(record)].append(record)
-    found.tables = packer.tables
-    found.begins = begins.open
+    parts = [*read_files(names, shared)]
+    for part in parts:
+        found.add(part)
+    found.tables = together(part.tables for part in parts)
     return found
-
-
-# Nearly every line is one of these, and begins as `Recorder.write` writes it.
-_READERS = {
-    f'{{"kind":"{kind}",'.encode()[:16]: strict_json.reader(KINDS[kind])
-    for kind in ("begin", *OF_VERDICTS)
-}
-
-
-def _record(line: bytes) -> Record | None:
-    """The record in a line; None for one that does not parse: it was cut short, by a kill or a full
-    disk, wherever it is.  Raises EvidenceError or ShapeError for a whole line that is no record."""
-    read = _READERS.get(line[:16])
-    if read is not None:
-        try:
-            return read(line)
-        except (ValueError, RecursionError, msgspec.MsgspecError):
-            pass  # what follows takes it, or says what is wrong
-    try:
-        data = strict_json.loads(line)
-        kind = _kind(data)
-        return strict_json.decode(KINDS[kind], data, kind)
-    except RecursionError:
-        raise EvidenceError("is nested too deeply") from None
-    except (EvidenceError, strict_json.ShapeError):
-        raise
-    except ValueError:
-        return None
-
-
-@cache
-def _is_ratio(measure: str) -> bool:
-    """Whether it is an error over its bound: "r_out", "long_r_dq"."""
-    return re.fullmatch(r"(?:.*_)?r_(?:out|lse|dq|dk|dv)", measure) is not None
-
-
-def _held_to_its_measures(verdict: Verdict) -> Verdict:
-    """A passing verdict as recorded, but failing where one of its own measures says that an element
-    is out of bounds.
-
-    Whatever wrote such a record, a judge with a fault or a kernel, it is no evidence that a kernel
-    is right.
-    """
-    if verdict.outcome != "pass":
-        return verdict
-    broken = _broken(verdict.measures)
-    if broken is None:
-        return verdict
-    r = verdict.measures[broken]
-    message = f"recorded as passing with {broken} = {r:.4g}: above 1 an element is out of its bound"
-    finding = Finding(oracle=verdict.oracle, message=message, got=r, bound=1.0)
-    return replace(verdict, outcome="fail", finding=finding)
-
-
-def _broken(measures: Mapping[str, float]) -> str | None:
-    """The first measure that says that an element is out of its bound."""
-    for name, r in measures.items():
-        if not r <= 1 and _is_ratio(name):
-            return name
-    return None
-
-
-def _take(record: Verdict | Passed, packer: Packer) -> None:
-    """Put a record's verdicts, as they count, where all are."""
-    if isinstance(record, Verdict):
-        packer.add(_held_to_its_measures(record))
-    elif any(_broken(told.measures) for told in record.told):
-        for verdict in record.verdicts:
-            packer.add(_held_to_its_measures(verdict))
-    else:
-        packer.add_passed(record)
-
-
-def _kind(data: Any) -> str:
-    kind = data.get("kind") if isinstance(data, dict) else None
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise EvidenceError(f"kind {kind!r} is none of {', '.join(KINDS)}")
-    if kind == "run" and data.get("schema") != SCHEMA_VERSION:
-        raise EvidenceError(
-            f"evidence of schema {data.get('schema')!r}; this version reads {SCHEMA_VERSION}"
-        )
-    return kind
 
 
 def _unjudged(

@@ -39,6 +39,17 @@ class RunRecords:
     builds: list[Built] = field(default_factory=list)
     torn: list[str] = field(default_factory=list)
 
+    def add(self, other: RunRecords) -> None:
+        """Add all that a further file holds but its tables."""
+        self.runs += other.runs
+        self.variants += other.variants
+        self.begins += other.begins
+        self.interruptions += other.interruptions
+        self.drawn += other.drawn
+        self.not_run += other.not_run
+        self.builds += other.builds
+        self.torn += other.torn
+
     @property
     def begun(self) -> tuple[str, str]:
         """A sort key: when the run first began; by name, where nothing says when."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -155,6 +155,23 @@ class Table:
             finding=words.finding if words else None,
             time=self.values[at + _TIME],
         )
+
+    def share(self, shared: dict[object, object]) -> None:
+        """Make equal words one object, as they are in what `shared` holds already."""
+        mine = {id(words): words for words in self.words}
+        one = {place: shared.setdefault(words, words) for place, words in mine.items()}
+        self.words = [one[id(words)] for words in self.words]  # type: ignore[misc]
+
+    def extend(self, other: Table) -> None:
+        """Add the rows of another table of the same shape."""
+        self.cases += other.cases
+        self.values += other.values
+        self.words += other.words
+
+    def renumber(self, first: int) -> None:
+        """Let the rows stand behind so many others in the order of reading."""
+        for at in range(_NUMBER, len(self.values), self.width):
+            self.values[at] += first
 
     def without(self, rows: set[int]) -> Table:
         """All rows but these."""
@@ -307,3 +324,18 @@ def packed(verdicts: Iterable[Verdict]) -> list[Table]:
     for verdict in verdicts:
         packer.add(verdict)
     return packer.tables
+
+
+def together(files: Iterable[Sequence[Table]]) -> list[Table]:
+    """The tables of files that were read one by one, changed to what one file would give."""
+    found: dict[Shape, Table] = {}
+    rows = 0
+    for tables in files:
+        for table in tables:
+            table.renumber(rows)
+        rows += sum(len(table.cases) for table in tables)
+        for table in tables:
+            whole = found.setdefault(table.shape, table)
+            if whole is not table:
+                whole.extend(table)
+    return [*found.values()]
