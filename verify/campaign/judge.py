@@ -149,7 +149,8 @@ class Judge:
     ) -> list[Verdict]:
         """Judge one case: record its begin, run it, ask the group's oracles, record verdicts.
 
-        trial: of a case whose begin is on record already.
+        trial: of a case whose begin is on record already.  Raises ValueError where a kernel would
+        be convicted on an input that is not finite: the fault is the generator's.
         """
         case = _case(target, problem)
         key = (target.declaration.ref, target.dtype, target.group)
@@ -164,6 +165,8 @@ class Judge:
         rulings = [
             (name, self._explained(trial, ruling)) for name, ruling in self._rulings(target, trial)
         ]
+        if any(ruling.finding for _, ruling in rulings):
+            _require_finite(trial)
         if not trial.refuses and rulings[0][0] == "execution" and _refused(trial):
             self.refused[key] = self.refused.get(key, 0) + 1
         seconds = {name: round(spent, 6) for name, spent in trial.clock.seconds.items()}
@@ -324,6 +327,16 @@ def _refused(trial: Trial) -> bool:
     if trial.entry == "backward" and not trial.saved.reply.ok:
         return trial.saved.reply.status == "unsupported"
     return trial.first.reply.status == "unsupported"
+
+
+def _require_finite(trial: Trial) -> None:
+    """No oracle's premise holds where an input is an infinity: raises ValueError."""
+    for name, tensor in trial.inputs.named.items():
+        if not bool(tensor.double().isfinite().all()):
+            raise ValueError(
+                f"{trial.problem.name}: {name} holds what is not finite, so no kernel can be judged"
+                " on it; the distribution has a fault"
+            )
 
 
 def _keep_freed_memory() -> None:

@@ -19,6 +19,7 @@ from verify.problem import Problem, philox
 
 Shape4 = tuple[int, int, int, int]
 _SQRT_HALF = 0.7071067811865476  # the geometric middle between two powers of two
+_FINITE = 1.5  # times an eighth of a format's range, times the largest of `normal`, 4.4: within it
 _CPU = torch.device("cpu")
 _WORDS = 1 << 16  # different 16-bit words
 
@@ -308,7 +309,7 @@ class Source:
         of_q = max(min((exponent + skew) // 2, largest), self.problem.format.emin)
         of_k = max(min(exponent - of_q, largest), self.problem.format.emin)
         exact = math.ldexp(product, -of_q - of_k) if math.isfinite(product) else 1.0
-        return math.ldexp(1.0, of_q), math.ldexp(exact if 0.25 <= exact <= 2 else 1.0, of_k)
+        return math.ldexp(1.0, of_q), math.ldexp(exact if 0.25 <= exact <= _FINITE else 1.0, of_k)
 
 
 def _normal_quantiles() -> Floats:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from references.score_mods import Softcap
-from verify.problem import Problem, ProblemError
-from verify.problem.distributions import DISTRIBUTIONS, ordinary
+from verify.arithmetic.dtypes import DTYPES
+from verify.problem import Problem, ProblemError, distributions
+from verify.problem.distributions import DISTRIBUTIONS, ordinary, signs
 from verify.problem.inputs import Inputs, dout, tensors
 from verify.problem.known_answers import (
     GATHER_GAP,
@@ -19,6 +20,7 @@ from verify.problem.known_answers import (
     gather_possible,
     gather_targets,
 )
+from verify.problem.source import NORMAL, Table
 
 SCALES = (None, 1.0, 0.01, 4.0, -0.125, 0.0, 1e-9)  # the last two allow no large logits
 by_distribution = pytest.mark.parametrize("name", DISTRIBUTIONS)
@@ -103,6 +105,40 @@ def test_everything_is_finite_and_shaped_as_stored(name: str, dtype: str) -> Non
                 _largest(inputs.q) * _largest(inputs.k) * case.head_dim
                 < torch.finfo(torch.float32).max
             )
+
+
+@pytest.fixture(name="largest_draws")
+def _largest_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each number of `normal` is the largest that it can be, of either sign."""
+    cpu = torch.device("cpu")
+    most = NORMAL.values(cpu).abs().max() * signs(torch.arange(65536))
+    for table in [each for each in vars(distributions).values() if isinstance(each, Table)]:
+        monkeypatch.setitem(table.__dict__, "_kept", {})
+    NORMAL._kept[cpu, "values"] = most
+
+
+@pytest.mark.usefixtures("largest_draws")
+@by_distribution
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_draw_is_finite(name: str, dtype: str) -> None:
+    """A campaign draws it once in 65,536 elements, a test of few problems never."""
+    for scale in (None, 0.06, -1.94, 0.0, 2.0**-60):
+        for seed in range(3):
+            case = problem(
+                distribution=name,
+                dtype=dtype,
+                softmax_scale=scale,
+                seed=seed,
+                batch=1,
+                seqlen_q=9,
+                seqlen_kv=13,
+                head_dim=40,
+            )
+            if name in GATHERS and gather_possible(case) is not None:
+                continue
+            inputs = tensors(case)
+            for tensor in (inputs.q, inputs.k, inputs.v, dout(case)):
+                assert tensor.double().isfinite().all()
 
 
 def _largest(tensor: Tensor) -> float:

@@ -3,20 +3,28 @@ them."""
 
 from __future__ import annotations
 
+import math
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tests.extremes import extreme, extremes, main
+from tests.harness.court import court_of
 from tests.harness.fake_trials import DECLARED
+from verify.arithmetic.dtypes import DTYPES
 from verify.bundle import ROOT
 from verify.campaign.targets import Target
 from verify.problem import Problem
+from verify.problem.distributions import _EDGES, DISTRIBUTIONS, Values, distribution
 from verify.problem.inputs import tensors
 from verify.problem.sampling import draws
+from verify.problem.source import NORMAL, Source
 from verify.problem.strategies import EXTREME_SCALES
 
+SMALL: Any = {"seqlen_q": 3, "seqlen_kv": 5}
 TARGET = Target(DECLARED, DECLARED.configs[0], "float32", "accuracy")
 
 
@@ -70,6 +78,60 @@ def test_the_sizes_of_scores_reach_fp32_s_largest_number() -> None:
         given = tensors(problem.but(softmax_scale=0.0, seed=seed))
         raw.append(float((given.q.double() @ given.k.double().mT).abs().max()))
     assert max(raw) > 3.4e38
+
+
+FOUND = tuple(  # K held an infinity: two right kernels were convicted of NaN
+    f"{sizes},d=256,{rest},dist=range_edges,seed={seed}"
+    for sizes, rest, seed in (
+        ("sq=31,skv=31", "dtype=float16,mask=causal", 1599),
+        ("sq=31,skv=31", "dtype=float16,mask=causal", 311216),
+        ("sq=47,skv=47", "dv=259,dtype=float16,mask=dense.0.352", 1599),
+    )
+)
+
+
+@pytest.mark.parametrize("text", FOUND)
+def test_what_a_campaign_drew_is_finite(text: str) -> None:
+    given = tensors(Problem.parse(text))
+    assert all(bool(tensor.isfinite().all()) for tensor in given.named.values())
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES])
+def test_no_draw_leaves_the_range_of_its_format(dtype: str) -> None:
+    """Whatever the scale and the head dim: a campaign draws the largest number of `normal` once in
+    65,536 elements."""
+    largest = float(NORMAL.values(torch.device("cpu")).abs().max())
+    sizes = []
+    for head_dim in range(1, 513, 7):
+        for scale in (0.0, 2.0**-60, 0.01, *(1.0 + 0.06 * step for step in range(17)), 2.0**60):
+            source = Source(Problem(head_dim=head_dim, dtype=dtype, softmax_scale=scale, **SMALL))
+            for logit in _EDGES:
+                sizes += [size for skew in (0, 24, -24) for size in source.scores(logit, skew)]
+    most = max(sizes) * largest
+    assert most < source.problem.format.max
+    assert most * 2 > source.problem.format.max  # and as near to it as a factor of 2
+
+
+def test_no_kernel_is_convicted_on_an_infinity(tmp_path: Path) -> None:
+    """Should a distribution have such a fault again: it is the judge's, whatever a kernel gives."""
+    text = (ROOT / "tests" / "sample_kernels" / "wrong_zeros.py").read_text(encoding="utf-8")
+
+    @distribution(oracle=True)
+    def boundless(source: Source) -> Values:
+        """One element of Q is an infinity, as no distribution may draw it from its random words."""
+        q = source.normal("q").clone()
+        q[..., 0, 0] = math.inf
+        return q, source.normal("k"), source.normal("v")
+
+    problem = Problem(head_dim=16, dtype="float32", distribution="boundless", **SMALL)
+    try:
+        with court_of(tmp_path, wrong_zeros=text) as court:
+            with pytest.raises(ValueError, match=r"dist=boundless.*: q holds what is not finite"):
+                court.verdicts("wrong_zeros", "accuracy", problem)
+            with_normal = problem.but(distribution="normal").name
+            assert "bound" in court.convicted("wrong_zeros", "accuracy", with_normal)
+    finally:
+        del DISTRIBUTIONS["boundless"]
 
 
 def test_the_command_judges_them(
