@@ -14,6 +14,8 @@ from verify.bundle import INSTALLED, ROOT
 from verify.campaign.runner import CLEAN, FAILED, RunnerError, say
 from verify.cli import options
 from verify.cli.options import UsageError, console, existing
+from verify.machine.cores import cores
+from verify.machine.device import visible_gpus
 from verify.machine.places import published_parent, report_parent
 from verify.machine.starter import JUDGES, Program, launch
 
@@ -296,7 +298,7 @@ def profile(
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def test(arguments: tuple[str, ...]) -> int:
-    """Run the complete test suite (pytest -n auto); further arguments go to pytest.
+    """Run the complete test suite, several tests at a time; further arguments go to pytest.
 
     `pytest --help` lists them.
     """
@@ -307,7 +309,7 @@ def test(arguments: tuple[str, ...]) -> int:
         )
     session = Program(
         module="verify.campaign.session",
-        arguments=["-n", "auto", "--dist", "worksteal", *arguments],
+        arguments=["-n", _workers(), "--dist", "worksteal", *arguments],
         environment=os.environ,
         given=0,
         output=1,
@@ -316,3 +318,9 @@ def test(arguments: tuple[str, ...]) -> int:
         leashed=True,
     )
     return launch(JUDGES, session).wait()
+
+
+def _workers() -> str:
+    """How many workers the suite has.  Without a GPU one more than cores: a tenth of the time of
+    its tests is waiting, for deadlines and for processes."""
+    return "auto" if visible_gpus() else str(cores() + 1)

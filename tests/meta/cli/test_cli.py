@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,9 +16,10 @@ from tests.harness.finished_runs import PLAIN, command
 from verify import __version__, cli
 from verify.campaign.runner import USAGE
 from verify.cell.process import ROOT
-from verify.cli import options, summary
+from verify.cli import options, summary, tools
 from verify.evidence import load
 from verify.machine import settings
+from verify.machine.starter import Program
 from verify.variant.validation import INPUT_DTYPES
 
 PAGE = ROOT / "docs" / "command-line.md"
@@ -219,3 +223,22 @@ def test_the_page_tells_the_environment_that_the_code_reads() -> None:
 
 def test_the_dtypes_that_an_option_offers_are_those_of_a_declaration() -> None:
     assert options.INPUT_DTYPES == INPUT_DTYPES
+
+
+@pytest.mark.parametrize(("gpus", "workers"), [([], "3"), (["GPU-0"], "auto")])
+def test_the_suite_has_a_worker_more_than_cores(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[str], workers: str
+) -> None:
+    """On a GPU their memory decides; the user's own number comes last and counts."""
+    asked: list[Sequence[str]] = []
+
+    def launch(name: str, program: Program) -> Any:
+        asked.append(program.arguments)
+        return SimpleNamespace(wait=lambda: 5)
+
+    monkeypatch.setattr(tools, "launch", launch)
+    monkeypatch.setattr(tools, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(tools, "cores", lambda: 2)
+    monkeypatch.setattr(sys, "argv", ["verify", "test", "-n", "1", "-x"])
+    assert cli.main() == 5
+    assert asked == [["-n", workers, "--dist", "worksteal", "-n", "1", "-x"]]
