@@ -13,6 +13,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -59,15 +60,18 @@ def _shares(sizes: Mapping[Path, int], count: int) -> list[list[Path]]:
 
 
 def _started(share: Mapping[Path, str], running: contextlib.ExitStack) -> BinaryIO:
-    """Where a process writes what it read."""
+    """Where a process writes what it read; nothing is there if the system starts no process."""
     path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "verify.evidence.apart"],
-        env=os.environ | {"PYTHONPATH": path},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "verify.evidence.apart"],
+            env=os.environ | {"PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return BytesIO()
     running.enter_context(process)
     running.callback(process.kill)  # before the wait for its end
     asked, told = cast("BinaryIO", process.stdin), cast("BinaryIO", process.stdout)

@@ -331,8 +331,9 @@ def together(files: Iterable[Sequence[Table]]) -> list[Table]:
     found: dict[Shape, Table] = {}
     rows = 0
     for tables in files:
-        for table in tables:
-            table.renumber(rows)
+        if rows:
+            for table in tables:
+                table.renumber(rows)
         rows += sum(len(table.cases) for table in tables)
         for table in tables:
             whole = found.setdefault(table.shape, table)

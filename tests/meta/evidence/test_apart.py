@@ -81,14 +81,17 @@ def test_each_process_reads_some_of_the_files(
     assert everything(load(folder)) == expected
 
 
+@pytest.mark.parametrize("kept", [None, 0, 5000])
 def test_what_a_lost_process_does_not_read_is_read_here(
-    tmp_path: Path, apart_or_not: pytest.MonkeyPatch
+    tmp_path: Path, apart_or_not: pytest.MonkeyPatch, kept: int | None
 ) -> None:
+    """It wrote so many bytes before it was lost; None: it cannot be started."""
     folder = written(tmp_path / "run")
     expected = everything(load(folder))
     dying = tmp_path / "python"
-    dying.write_text(f"#!/bin/sh\n'{sys.executable}' \"$@\" | head -c 5000\n")
-    dying.chmod(0o755)
+    if kept is not None:
+        dying.write_text(f"#!/bin/sh\n'{sys.executable}' \"$@\" | head -c {kept}\n")
+        dying.chmod(0o755)
     apart_or_not.setattr(sys, "executable", str(dying))
     assert everything(load(folder)) == expected
 
