@@ -301,11 +301,10 @@ class TestReading:
         assert "\n" not in str(caught.value)
 
     def test_commands_refuse_another_version_in_one_line(self, tmp_path, monkeypatch, capsys):
-        (tmp_path / "report.json").write_text('{"schema": 1}')
-        for command in (
-            ["compare", str(tmp_path), str(tmp_path)],
-            ["recheck", str(tmp_path.parent)],
-        ):
+        one = tmp_path / "device"
+        one.mkdir()
+        (one / "report.json").write_text('{"schema": 1}')
+        for command in (["compare", str(one), str(one)], ["recheck", str(tmp_path)]):
             monkeypatch.setattr(sys, "argv", ["verify", *command])
             monkeypatch.setattr("verify.campaign.recheck.roster", lambda: Roster((), ()))
             assert cli.main() == runner.USAGE
