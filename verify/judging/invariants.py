@@ -21,7 +21,12 @@ from verify.arithmetic.instructions import LOG_ERROR
 from verify.judging.by_rows import norms, sizes
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, ForwardArithmetic, U, relative
-from verify.tolerance.score_errors import flushed_score, product_error
+from verify.tolerance.score_errors import (
+    flushed_score,
+    grown_scale,
+    product_error,
+    scale_overflows,
+)
 from verify.tolerance.score_mods import factor_error, largest_error, narrow_roundings
 from verify.tolerance.subnormals import Operands, whole
 from verify.variant import GradientNumerics, Numerics
@@ -235,14 +240,11 @@ def _beyond(
         if p.scale
         else 1 / a.least_factors[0]
     )
-    outside = (
-        raw * stage * (1 + product_error(a, p)) * (1 + relative(a.scale_roundings + 3, U))
-        >= FP32_MAX
-    )
+    outside = raw * stage * (1 + product_error(a, p)) * grown_scale(a) >= FP32_MAX
     most = a.reach * growth.sqrt() ** (1 if a.probability_scale == 1 else 2)
     outside = outside | (p.seqlen_kv * most >= 1 / TINY)
     if not (a.saturates or a.normalised):
         outside = outside | (most >= a.probability.overflow)
     if a.score_format is not None and a.score_format.name == "float16":
         outside = outside | (2 * reached >= a.score_format.overflow * scale)
-    return outside | (a.prescaled == "float16" and abs(p.scale) > 1)
+    return outside | (a.prescaled == "float16" and abs(p.scale) > 1) | scale_overflows(a, p)

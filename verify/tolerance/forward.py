@@ -21,7 +21,7 @@ from references.row_blocks import RowBlock
 from verify.arithmetic.dtypes import DTYPES, dtype_named
 from verify.arithmetic.mma import Promoted
 from verify.problem import Problem
-from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, relative
+from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic
 from verify.tolerance.averages import Values
 from verify.tolerance.forward_known import interval_of, known_sum, lattice
 from verify.tolerance.forward_log_sum import log_sum_of
@@ -30,7 +30,12 @@ from verify.tolerance.integers import TINY_ROW, Steps
 from verify.tolerance.intervals import Interval
 from verify.tolerance.resolution import BEST, resolve
 from verify.tolerance.scaled_output import out_bound
-from verify.tolerance.score_errors import largest_of, product_error
+from verify.tolerance.score_errors import (
+    grown_scale,
+    largest_of,
+    product_error,
+    scale_overflows,
+)
 from verify.tolerance.scratch import Room, room_on
 from verify.tolerance.subnormals import whole
 from verify.tolerance.weights import Weights, loss_of, weights_of
@@ -325,12 +330,7 @@ def _overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tenso
 
 def _grown(a: ForwardArithmetic, problem: Problem) -> float:
     """What a score may be larger by for its errors."""
-    return (1 + product_error(a, problem)) * _grown_scale(a)
-
-
-def _grown_scale(a: ForwardArithmetic) -> float:
-    """What the scale may be larger by for its roundings."""
-    return 1 + relative(a.scale_roundings + 3, U)
+    return (1 + product_error(a, problem)) * grown_scale(a)
 
 
 def _unseen_overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tensor:
@@ -341,9 +341,7 @@ def _unseen_overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -
     """
     queries, keys = block.query_sizes.most, block.key_sizes.most
     factor, growth = abs(problem.scale) / _LN_2, _grown(a, problem)
-    # A kernel can multiply its scale by the factors of Q and K, and a product of 0 by that.
-    scale = factor * a.most_factor * _grown_scale(a)
-    beyond = torch.full_like(queries, scale, dtype=torch.float64) >= FP32_MAX
+    beyond = torch.full_like(queries, scale_overflows(a, problem), dtype=torch.bool)
     if not problem.scale or not isinstance(problem.mask, Full):
         raw = queries * keys.sum(-1, keepdim=True) * growth
         beyond |= raw * max(factor, 1 / a.least_factors[0]) >= FP32_MAX

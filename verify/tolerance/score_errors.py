@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from references.row_blocks import RowBlock
 from verify.arithmetic.unit import Unit
 from verify.problem import Problem
-from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, relative
+from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.integers import ScoreErrors
 from verify.tolerance.partial_sums import of_product, smaller_in_order, terms_of
 from verify.tolerance.score_mods import factor_error, mod_errors, narrow_roundings, size_of
@@ -37,6 +39,21 @@ def product_error(a: ForwardArithmetic, problem: Problem) -> float:
     """Error of the scaled scores by the product itself, per A, at most: operands as rounded, then
     summed."""
     return (1 + a.operand_roundings) * (1 + a.scores.kappa(problem.head_dim)) - 1
+
+
+def grown_scale(a: ForwardArithmetic) -> float:
+    """What the scale may be larger by for its roundings."""
+    return 1 + relative(a.scale_roundings + 3, U)
+
+
+def scale_overflows(a: ForwardArithmetic, problem: Problem) -> bool:
+    """Whether the scale can leave fp32's range before it meets a score.
+
+    A kernel can multiply it by log2(e) and by the factors of Q and K.  Infinity times a product of
+    0 is NaN.
+    """
+    factor = abs(problem.scale) / math.log(2) * a.most_factor
+    return factor * grown_scale(a) >= FP32_MAX
 
 
 def flushed_score(unit: Unit, problem: Problem, behind: float) -> float:
