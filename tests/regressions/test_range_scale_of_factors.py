@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kernels.triton.fp8_forward import VARIANT
+from verify.judging.invariants import ForwardSlack, forward_slack, reach
 from verify.judging.truth import Truth, compute_truth
 from verify.problem import Problem
 from verify.problem.inputs import dequantised, stored_factors, tensors
@@ -24,9 +25,22 @@ FOUND = Problem.parse(
 )
 
 
+# The same, and Q is 0: by the norms of Q and K no score is large.  O was no average of V.
+NO_AVERAGE = Problem.parse(
+    "sq=1,skv=1,d=16,dtype=float8_e4m3fn,scale=8.507059173023462e+37,descale=tensor,"
+    "dist=negative_lse,seed=176"
+)
+
+
 def truth(problem: Problem) -> Truth:
     arithmetic = resolve(VARIANT.numerics, VARIANT.configs[0], problem, "sm_90")
     return compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
+
+
+def slack(problem: Problem) -> ForwardSlack:
+    arithmetic = resolve(VARIANT.numerics, VARIANT.configs[0], problem, "cpu")
+    q, k, v = dequantised(problem, tensors(problem))
+    return forward_slack(problem, arithmetic, reach(problem, q, k), (q, k, v))
 
 
 def multiplied(problem: Problem) -> torch.Tensor:
@@ -42,6 +56,14 @@ def test_where_the_factor_overflows_no_number_is_wrong() -> None:
     assert factor.isinf().any(), "the kernel's own factor"
     assert (0.0 * factor).isnan().any()
     assert bool(truth(FOUND).out_bound.isinf().all())
+
+
+def test_where_the_factor_overflows_no_slack_covers_a_row() -> None:
+    assert multiplied(NO_AVERAGE).isinf().all(), "the kernel's own factor"
+    assert bool(slack(NO_AVERAGE).beyond.all())
+    finite = NO_AVERAGE.but(softmax_scale=2.0**120)
+    assert multiplied(finite).isfinite().all()
+    assert not slack(finite).beyond.any()
 
 
 @pytest.mark.parametrize("change", [{"softmax_scale": 2.0**120}, {"softmax_scale": 0.25}])
