@@ -29,6 +29,7 @@ from verify.cell.process import Cell, ForkServer
 from verify.evidence import INAPPLICABLE, Drawn, Evidence, Phase, Recorder, Verdict
 from verify.evidence.known_failures import Xfail, Xfails
 from verify.judging import aftermath
+from verify.judging.by_rows import all_finite
 from verify.judging.diagnosis import Diagnoses
 from verify.judging.findings import Ruling
 from verify.judging.history import Hearing, History
@@ -332,7 +333,7 @@ def _refused(trial: Trial) -> bool:
 def _require_finite(trial: Trial) -> None:
     """No oracle's premise holds where an input is an infinity: raises ValueError."""
     for name, tensor in trial.inputs.named.items():
-        if not bool(tensor.double().isfinite().all()):
+        if not all_finite(tensor):
             raise ValueError(
                 f"{trial.problem.name}: {name} holds what is not finite, so no kernel can be judged"
                 " on it; the distribution has a fault"

@@ -58,7 +58,7 @@ def key_rows(p: Problem, keys: Tensor) -> Tensor:
 
 def all_finite(x: Tensor) -> bool:
     """Whether no element is NaN or infinite."""
-    if x.itemsize == 1 or not x.numel():  # torch compares no 8-bit floats
-        return bool(x.isfinite().all())
+    if x.itemsize == 1 or not x.numel():  # torch neither compares nor classifies 8-bit floats
+        return bool(x.float().isfinite().all())
     least, most = x.aminmax()  # NaN if one is
     return bool(least.isfinite()) and bool(most.isfinite())

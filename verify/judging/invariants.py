@@ -21,12 +21,7 @@ from verify.arithmetic.instructions import LOG_ERROR
 from verify.judging.by_rows import norms, sizes
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, ForwardArithmetic, U, relative
-from verify.tolerance.score_errors import (
-    flushed_score,
-    grown_scale,
-    product_error,
-    scale_overflows,
-)
+from verify.tolerance.score_errors import flushed_score, grown, scale_overflows
 from verify.tolerance.score_mods import factor_error, largest_error, narrow_roundings
 from verify.tolerance.subnormals import Operands, whole
 from verify.variant import GradientNumerics, Numerics
@@ -240,7 +235,7 @@ def _beyond(
         if p.scale
         else 1 / a.least_factors[0]
     )
-    outside = raw * stage * (1 + product_error(a, p)) * grown_scale(a) >= FP32_MAX
+    outside = raw * stage * grown(a, p) >= FP32_MAX
     most = a.reach * growth.sqrt() ** (1 if a.probability_scale == 1 else 2)
     outside = outside | (p.seqlen_kv * most >= 1 / TINY)
     if not (a.saturates or a.normalised):

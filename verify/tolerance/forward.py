@@ -30,12 +30,7 @@ from verify.tolerance.integers import TINY_ROW, Steps
 from verify.tolerance.intervals import Interval
 from verify.tolerance.resolution import BEST, resolve
 from verify.tolerance.scaled_output import out_bound
-from verify.tolerance.score_errors import (
-    grown_scale,
-    largest_of,
-    product_error,
-    scale_overflows,
-)
+from verify.tolerance.score_errors import grown, largest_of, product_error, scale_overflows
 from verify.tolerance.scratch import Room, room_on
 from verify.tolerance.subnormals import whole
 from verify.tolerance.weights import Weights, loss_of, weights_of
@@ -325,12 +320,7 @@ def _overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tenso
             >= a.score_format.overflow * scale
         )
     # In base 2, the product and its factor with all their errors.
-    return beyond | (largest * _grown(a, problem) >= FP32_MAX * _LN_2)
-
-
-def _grown(a: ForwardArithmetic, problem: Problem) -> float:
-    """What a score may be larger by for its errors."""
-    return (1 + product_error(a, problem)) * grown_scale(a)
+    return beyond | (largest * grown(a, problem) >= FP32_MAX * _LN_2)
 
 
 def _unseen_overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tensor:
@@ -340,7 +330,7 @@ def _unseen_overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -
     A masked score of +inf to which a mask of -inf is added is NaN, and so is 0 times infinity.
     """
     queries, keys = block.query_sizes.most, block.key_sizes.most
-    factor, growth = abs(problem.scale) / _LN_2, _grown(a, problem)
+    factor, growth = abs(problem.scale) / _LN_2, grown(a, problem)
     beyond = torch.full_like(queries, scale_overflows(a, problem), dtype=torch.bool)
     if not problem.scale or not isinstance(problem.mask, Full):
         raw = queries * keys.sum(-1, keepdim=True) * growth

@@ -41,7 +41,12 @@ def product_error(a: ForwardArithmetic, problem: Problem) -> float:
     return (1 + a.operand_roundings) * (1 + a.scores.kappa(problem.head_dim)) - 1
 
 
-def grown_scale(a: ForwardArithmetic) -> float:
+def grown(a: ForwardArithmetic, problem: Problem) -> float:
+    """What a score may be larger by for its errors."""
+    return (1 + product_error(a, problem)) * _grown_scale(a)
+
+
+def _grown_scale(a: ForwardArithmetic) -> float:
     """What the scale may be larger by for its roundings."""
     return 1 + relative(a.scale_roundings + 3, U)
 
@@ -53,7 +58,7 @@ def scale_overflows(a: ForwardArithmetic, problem: Problem) -> bool:
     0 is NaN.
     """
     factor = abs(problem.scale) / math.log(2) * a.most_factor
-    return factor * grown_scale(a) >= FP32_MAX
+    return factor * _grown_scale(a) >= FP32_MAX
 
 
 def flushed_score(unit: Unit, problem: Problem, behind: float) -> float:

@@ -109,3 +109,12 @@ def test_few_rows_of_long_keys_are_worth_a_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert asked[2] < truth._WORTH_A_GPU
     assert asked[1] == p.pairs * width
     assert asked[3] == p.but(seqlen_kv=130).pairs * width
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_so_is_one_of_8_bits(dtype: torch.dtype) -> None:
+    x = torch.ones(3, 70)
+    assert all_finite(x.to(dtype))
+    x[1, 69] = math.nan
+    assert not all_finite(x.to(dtype))
+    assert all_finite(x.to(dtype)[:0])

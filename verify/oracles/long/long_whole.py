@@ -52,7 +52,7 @@ def judge(trial: Trial) -> Ruling:
     assert run.out is not None
     live, reached, slack = live_rows(p), _reach(trial), _slack(trial)
     asked = live & ~slack.beyond
-    bad = None if all_finite(run.out) else asked[..., None] & ~run.out.isfinite()
+    bad = None if all_finite(run.out) else asked[..., None] & ~run.out.double().isfinite()
     if bad is not None and bool(bad.any()):
         at = first(bad)
         got = float(run.out[at])
