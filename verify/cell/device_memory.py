@@ -1,4 +1,5 @@
-"""Device memory: what a kernel keeps after its launch, and what it had when memory ran out."""
+"""Device memory: what a kernel keeps after its launch, and what says that other processes left too
+little of a device."""
 
 from __future__ import annotations
 
@@ -60,3 +61,22 @@ def exhausted(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return "out of memory" in str(error).lower().replace("_", " ")
+
+
+# What CUDA says to a process that asks for a GPU and gets no context there: another process has the
+# GPU for itself, or NVIDIA's MPS has as many clients as it can have, or does not answer.
+_NO_CONTEXT = (
+    "busy or unavailable",
+    "MPS client failed to connect",
+    "call between the MPS server and the MPS client failed",
+    "MPS server is not ready",
+    "resources required to create MPS client have been exhausted",
+    "resources required to support device connections have been exhausted",
+)
+
+
+def unavailable(error: BaseException) -> bool:
+    """Whether an exception says that CUDA lets no further process use the device, which is the
+    other processes' doing."""
+    said = str(error)
+    return isinstance(error, RuntimeError) and any(words in said for words in _NO_CONTEXT)

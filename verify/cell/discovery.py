@@ -46,7 +46,7 @@ from verify.variant.witness import meaning, witnesses
 
 _LARGEST_SOURCE = 64 << 20  # bytes
 _AT_ONCE = 8  # files that are loaded at the same time; each may take as much memory as a kernel
-_OTHERS = ("crash", "hang", "out of memory")  # what another process can cause
+_OTHERS = ("crash", "hang", "out of memory", "device busy")  # what another process can cause
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from verify.cell import device_waits, stopwatch, ways
 from verify.cell.breach import Breach, Undeclared
 from verify.cell.building import compile_build
 from verify.cell.concurrent import Streams, run_concurrently
-from verify.cell.device_memory import DeviceMemory, exhausted
+from verify.cell.device_memory import DeviceMemory, exhausted, unavailable
 from verify.cell.launching import arguments_of, buffers_of, launch, running
 from verify.cell.layout_twins import LAYOUTS, twin
 from verify.cell.loading import line_of, load
@@ -77,7 +77,7 @@ class KernelProcess:
                     reply = {"status": "breach", "message": str(breach)}
                     reply |= {"undeclared": isinstance(breach, Undeclared)}
                 except (Exception, SystemExit, KeyboardInterrupt) as error:
-                    reply = self._without_memory(error) or {
+                    reply = self._crowded_out(error) or {
                         "status": "raised",
                         "message": f"{type(error).__name__}: {_first_line(error)}",
                         "where": line_of(error, str(message.get("path"))),
@@ -90,9 +90,14 @@ class KernelProcess:
                 about = {"poisoned": self.poisoned, "request": message.get("request")}
                 send(self.sock, reply | about | {"spent": taken})
 
-    def _without_memory(self, error: BaseException) -> dict[str, Any] | None:
-        """The reply if memory ran out, else None.  "on_device": not the host's; "room" and "total":
-        what the device had, where it could be asked."""
+    def _crowded_out(self, error: BaseException) -> dict[str, Any] | None:
+        """The reply if memory ran out, or if the device lets this process not begin; else None.
+
+        "on_device": not the host's memory; "room" and "total": what the device had, where it could
+        be asked.  A device that could be asked has let the process begin.
+        """
+        if not self.room and unavailable(error):
+            return {"status": "device busy", "message": _first_line(error), "on_device": True}
         if not exhausted(error):
             return None
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -73,8 +73,8 @@ _MOST_OUTPUT = 1 << 20  # bytes of its output that stay on the disk
 class Reply:
     """The outcome of a request.
 
-    status: "ok", "unsupported", "breach", "raised", "out of memory", "crash" or "hang"; of a
-    process with delays also `ways.UNBUILT`.
+    status: "ok", "unsupported", "breach", "raised", "out of memory", "device busy" (the device lets
+    no further process use it), "crash" or "hang"; of a process with delays also `ways.UNBUILT`.
     seconds: duration.  grown: bytes by which the process's unshared memory grew.  kept, taken:
     bytes on a device, see `DeviceMemory.watch`.  All texts have passed `untrusted_text.visible`.
     """
@@ -91,6 +91,12 @@ class Reply:
     @property
     def ok(self) -> bool:
         return self.status == "ok"
+
+    @property
+    def crowded(self) -> bool:
+        """Whether it is a failure that the other processes of the machine can cause: memory ran
+        out, or the device lets no further process use it."""
+        return self.status in ("out of memory", "device busy")
 
 
 def _bytes(value: object) -> int:

@@ -47,6 +47,7 @@ from verify.variant import Declaration
 _PATIENCE = 60.0  # seconds for one peak
 _MOST_PROCESSES = 16  # that load and compile at the same time
 _KEPT_EVERY = 20.0  # seconds
+_CROWDED = ("out of memory", "device busy")  # what other processes can cause
 
 
 def bench_kernels(request: Request, console: Console) -> int:
@@ -265,12 +266,12 @@ def _show(record: Benchmark, console: Console) -> None:
 
 
 def _status(record: Benchmark, asked: Collection[str]) -> int:
-    """FAILED if a row of these variants failed but for memory, or its values differ; INFRASTRUCTURE
-    if the run was interrupted."""
+    """FAILED if a row of these variants failed, but for memory or a busy device, or its values
+    differ; INFRASTRUCTURE if the run was interrupted."""
     for row in record["rows"]:
         if row["variant"] not in asked:
             continue
-        failed = row["outcome"] == "failed" and not row["reason"].startswith("out of memory")
+        failed = row["outcome"] == "failed" and not row["reason"].startswith(_CROWDED)
         if failed or row.get("differs"):
             return FAILED
     interrupted = any(row["reason"] == INTERRUPTED for row in record["rows"])

@@ -25,6 +25,7 @@ def ruling(found: Aftermath) -> Ruling:
         "crash": "crashes",
         "hang": "hangs",
         "out of memory": "runs out of memory",
+        "device busy": "is not let onto the GPU",
     }
     used = "in a process that earlier launches had used, and works in a fresh one"
     trace = str(reply.data.get("traceback", ""))
@@ -46,16 +47,16 @@ def ruling(found: Aftermath) -> Ruling:
 
 def outcome(found: Aftermath) -> Outcome:
     """The outcome "fail", or "inapplicable" if no kernel is the cause: the judge's own code raised,
-    memory that others share ran out, or the first launch of a process once passed its deadline."""
+    others had the memory or the GPU, or the first launch of a process once passed its deadline."""
     once = hangs(found.reply) and found.first
-    innocent = judges(found.reply) or found.reply.status == "out of memory" or once
+    innocent = judges(found.reply) or found.reply.crowded or once
     return "inapplicable" if innocent else "fail"
 
 
 def blamed(found: Aftermath, variant: str, path: str) -> str:
-    """The variant if no other variant had run in that process, or memory that others share ran out;
+    """The variant if no other variant had run in that process, or others had the memory or the GPU;
     else its file, which a report then lists like a variant."""
-    if found.reply.status == "out of memory" or found.before.variants <= {variant}:
+    if found.reply.crowded or found.before.variants <= {variant}:
         return variant
     file, at, _ = variant.rpartition("@")
     return file if at else path

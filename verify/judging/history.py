@@ -6,7 +6,8 @@ a finding holds the cases before it in the same process.  A launch is repeated i
 it ended a process that other cases had used, or if the judge's code raised in it.  A hang is always
 repeated: on a busy machine a correct launch can miss a deadline too.  A launch without enough
 memory is repeated while no other worker uses the GPU; what then runs out is the kernel's fault only
-if it had as much as any kernel may take.
+if it had as much as any kernel may take.  A launch whose process the GPU does not take is repeated
+in the same way, and is never the kernel's fault.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ MOST = 32  # cases that are remembered; all are counted
 _FRESH = 2  # fresh processes to try if the judge's own code fails, or memory runs out
 _BESIDE = 3  # times to ask a shared GPU again for memory, before it is asked for alone
 _PAUSE = 3.0  # seconds for other processes to free memory
-_SHARED = ("raised", "crash", "out of memory")  # earlier calls in the same process can cause these
+# what earlier calls in the same process can cause
+_SHARED = ("raised", "crash", "out of memory", "device busy")
 
 
 @dataclass(frozen=True)
@@ -116,13 +118,13 @@ class Hearing:
             reply = ask()
         before, first = self.launched(cell)
         used = reply.status in _SHARED and not first
-        if not (used or hangs(reply) or _crowded(reply) or judges(reply)):
+        if not (used or hangs(reply) or reply.crowded or judges(reply)):
             return reply
-        found = self._beside(cell, ask) if on_gpu and _crowded(reply) else reply
-        if found is reply or _crowded(found) or judges(found):
-            with _whole_gpu() if on_gpu and _crowded(found) else contextlib.nullcontext():
+        found = self._beside(cell, ask) if on_gpu and reply.crowded else reply
+        if found is reply or found.crowded or judges(found):
+            with _whole_gpu() if on_gpu and found.crowded else contextlib.nullcontext():
                 found = self._alone(cell, ask)
-        if on_gpu and _crowded(found) and found.data.get("on_device"):
+        if on_gpu and found.crowded and found.data.get("on_device"):
             _had_its_share(found, self.case.rsplit(":", 3)[0])
         if found.status in ("ok", "unsupported"):
             self.aftermaths.append(Aftermath(reply, before, first))
@@ -153,7 +155,7 @@ class Hearing:
             with _turn(cell):
                 reply = ask()
             self.history.launched(cell.process_number, self.case)
-            if not _crowded(reply):
+            if not reply.crowded:
                 break
         return reply
 
@@ -163,11 +165,11 @@ class Hearing:
             cell.restart()
             time.sleep(pause)
             reply = ask()
-            pause = _PAUSE if _crowded(reply) else 0.0
+            pause = _PAUSE if reply.crowded else 0.0
             self.history.launched(cell.process_number, self.case)
-            if not (judges(reply) or _crowded(reply)):
+            if not (judges(reply) or reply.crowded):
                 return reply
-        if _crowded(reply):
+        if reply.crowded:
             return reply
         variant = self.case.rsplit(":", 3)[0]
         trace = str(reply.data.get("traceback", ""))
@@ -204,8 +206,13 @@ def _whole_gpu() -> Iterator[None]:
 
 
 def _had_its_share(reply: Reply, variant: str) -> None:
-    """Raise InfrastructureError if memory ran out where other processes had left less of the
-    device than a kernel may take: `memory_limit`, or half of it."""
+    """Raise InfrastructureError if the device lets no further process use it, or if memory ran out
+    where other processes had left less of it than a kernel may take: `memory_limit`, or half."""
+    if reply.status == "device busy":
+        raise InfrastructureError(
+            f"{variant}: the GPU takes no further process, of which NVIDIA's MPS can have few; use"
+            f" fewer workers (-n), or end the other programs, and continue the run: {reply.message}"
+        )
     room, total = (reply.data.get(name) for name in ("room", "total"))
     left = "nothing"  # not even what it takes to ask
     if type(room) is int and type(total) is int:
@@ -216,11 +223,6 @@ def _had_its_share(reply: Reply, variant: str) -> None:
         f"{variant}: memory ran out on the GPU, of which other processes left {left}; use fewer"
         f" workers (-n), or end the other programs, and continue the run: {reply.message}"
     )
-
-
-def _crowded(reply: Reply) -> bool:
-    """Whether memory ran out, which other processes of the machine can cause."""
-    return reply.status == "out of memory"
 
 
 def hangs(reply: Reply) -> bool:

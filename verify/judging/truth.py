@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -17,7 +18,7 @@ from torch import Tensor
 from references.row_blocks import RowBlock, row_blocks
 from verify.arithmetic.unit import spilled
 from verify.cell import device_waits
-from verify.cell.device_memory import exhausted
+from verify.cell.device_memory import exhausted, unavailable
 from verify.machine import turns
 from verify.machine.settings import JUDGE_DEVICE
 from verify.problem import Problem
@@ -250,7 +251,8 @@ def _keeping(blocks: Iterator[RowBlock], kept: Kept, device: str) -> Iterator[Ro
 def on_device(products: float, compute: Callable[[torch.device], T]) -> T:
     """The result of `compute` on the device that suits so many multiply-adds.
 
-    Kernels and other workers use the same GPU: if its memory is full, the CPU computes instead.
+    Kernels and other workers use the same GPU: if its memory is full, or if it lets no further
+    process use it, the CPU computes instead.
     """
     device = device_for(products)
     if device.type == "cpu":
@@ -259,9 +261,10 @@ def on_device(products: float, compute: Callable[[torch.device], T]) -> T:
         with turns.GPU.shared():
             return compute(device)
     except RuntimeError as error:
-        if not exhausted(error):
+        if not (exhausted(error) or unavailable(error)):
             raise
-    torch.cuda.empty_cache()
+    with contextlib.suppress(RuntimeError):  # without a context there is nothing to free
+        torch.cuda.empty_cache()
     return compute(torch.device("cpu"))
 
 

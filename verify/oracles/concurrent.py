@@ -41,7 +41,7 @@ def judge(trial: Trial) -> Ruling:
     last was queued."""
     run = trial.concurrent
     # other processes can leave too little memory for so many launches
-    if run.reply.status == "out of memory":
+    if run.reply.crowded:
         return Ruling(measures={"concurrent_held": 0.0})
     for each in (trial.negated, run):
         ruling = fault(trial, each)

@@ -29,7 +29,7 @@ _LARGEST = 32 << 20  # bytes of one run's buffers
 def judge(trial: Trial) -> Ruling:
     """Compare each launch with the one that ran alone."""
     run = trial.sharing
-    if run.reply.status == "out of memory":  # other processes can leave too little
+    if run.reply.crowded:  # other processes can leave too little
         return Ruling()
     ruling = fault(trial, run)
     if ruling is not None:

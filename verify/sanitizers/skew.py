@@ -173,7 +173,7 @@ def _runs(
         return
     yield "negated inputs", trial.negated, []
     run = trial.concurrent
-    if run.reply.status == "out of memory":  # other processes can leave too little
+    if run.reply.crowded:  # other processes can leave too little
         return
     sides: list[Outputs] = [
         {name: run.outputs[side_name(launch, name)] for name in own}

@@ -45,6 +45,11 @@ FATES = {
         "out of memory",
         "CUDA_ERROR_OUT_OF_MEMORY",
     ),
+    "a device that others have": (
+        "raise RuntimeError('CUDA error: CUDA-capable device(s) is/are busy or unavailable')",
+        "device busy",
+        "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+    ),
     "too large an allocation": ("bytearray(1 << 60)", "out of memory", "MemoryError"),
     "refusal": ("raise Unsupported('softcap', 'is not for me')", "unsupported", "is not for me"),
     "os._exit": (

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from verify.cell import kernel_process
-from verify.cell.device_memory import DeviceMemory
+from verify.cell.device_memory import DeviceMemory, unavailable
 from verify.cell.limits import Output
 from verify.cell.process import Cell, _bytes
 
@@ -131,3 +131,31 @@ def test_the_numbers_of_a_process_reach_its_judge(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr("verify.cell.process.receive", lambda *words, **more: (said, []))
         reply = cell._ask({"op": "run"}, 1.0)
     assert (reply.status, reply.kept, reply.taken) == ("ok", 64, 0)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        "MPS client failed to connect to the MPS control daemon or the MPS server",
+        "the remote procedural call between the MPS server and the MPS client failed",
+        "MPS server is not ready to accept new MPS client requests",
+        "the hardware resources required to create MPS client have been exhausted",
+        "the hardware resources required to support device connections have been exhausted",
+    ],
+)
+def test_a_device_that_takes_no_further_process_is_not_the_kernels_fault(said: str) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = kernel_process.KernelProcess(ours)
+        busy = process._crowded_out(RuntimeError(said))
+        assert busy == {"status": "device busy", "message": said, "on_device": True}
+        # This process was let onto the device before: the kernel alone can say so now.
+        process.room = {"room": 1 << 30, "total": TOTAL}
+        assert process._crowded_out(RuntimeError(said)) is None
+
+
+def test_other_errors_are_the_kernels_own() -> None:
+    assert not unavailable(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not unavailable(RuntimeError("the MPS client has been terminated by the server"))
+    assert not unavailable(ValueError("busy or unavailable"))

@@ -172,6 +172,7 @@ class FakeCell:
 
 
 OUT_OF_MEMORY = Reply("out of memory", "CUDA out of memory")
+BUSY = Reply("device busy", "CUDA error: CUDA-capable device(s) is/are busy or unavailable")
 HANG = Reply("hang", "no answer within 60 s; killed")
 
 
@@ -212,15 +213,16 @@ def test_a_hang_that_does_not_come_again_is_on_record(before: int, wanted: str, 
     assert finding.message.startswith(words)
 
 
+@pytest.mark.parametrize("crowded", [OUT_OF_MEMORY, BUSY], ids=lambda reply: reply.status)
 @pytest.mark.parametrize("before", [0, 2])
-def test_memory_that_others_took_is_asked_for_again_and_convicts_nobody(
-    before: int, monkeypatch: pytest.MonkeyPatch
+def test_what_others_took_is_asked_for_again_and_convicts_nobody(
+    before: int, crowded: Reply, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("verify.judging.history._PAUSE", 0.0)
     history, cell = History(), FakeCell()
     for number in range(before):
         history.launched(cell.process_number, f"kernel:default:accuracy:{number}")
-    replies = iter([OUT_OF_MEMORY, OUT_OF_MEMORY, Reply("ok")])
+    replies = iter([crowded, crowded, Reply("ok")])
     hearing = Hearing("kernel:default:accuracy:last", history)
     assert hearing.ask(cast(Cell, cell), lambda: next(replies)).ok
     (met,) = hearing.aftermaths
@@ -263,6 +265,9 @@ def test_memory_of_a_gpu_that_others_hold_is_no_verdict(monkeypatch: pytest.Monk
     nothing = replace(OUT_OF_MEMORY, data={"on_device": True})  # CUDA cannot start
     with pytest.raises(InfrastructureError, match="left nothing; use fewer workers"):
         hearing.ask(cast(Cell, GpuCell()), lambda: nothing)
+    assert not hearing.aftermaths
+    with pytest.raises(InfrastructureError, match="the GPU takes no further process"):
+        hearing.ask(cast(Cell, GpuCell()), lambda: replace(BUSY, data={"on_device": True}))
     assert not hearing.aftermaths
     # What any kernel may take was there; and the host's memory is the kernel's own.
     of_host = replace(full(1), data=full(1).data | {"on_device": False})

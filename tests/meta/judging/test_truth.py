@@ -51,10 +51,11 @@ def test_a_user_says_where_references_are_computed(
     [
         torch.OutOfMemoryError("CUDA out of memory"),
         RuntimeError("CUDA error: out of memory"),  # as torch says it where CUDA starts
+        RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
     ],
-    ids=lambda error: type(error).__name__,
+    ids=str,
 )
-def test_a_full_gpu_leaves_the_reference_to_the_cpu(error: Exception, emptied: list[str]) -> None:
+def test_a_full_or_busy_gpu_leaves_it_to_the_cpu(error: Exception, emptied: list[str]) -> None:
     tried = []
 
     def compute(device: torch.device) -> str:

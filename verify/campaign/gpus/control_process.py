@@ -15,7 +15,6 @@ import msgspec
 from verify.machine import leash
 
 _THREADS = 2  # beside as many workers as there are cores
-_OF_OTHERS = ("out of memory", "busy or unavailable")  # what other processes do to a GPU
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -41,6 +40,7 @@ def answer(seed: int) -> Answer:
     import torch
 
     from verify.campaign.leases import control
+    from verify.cell.device_memory import exhausted, unavailable
 
     torch.set_num_threads(_THREADS)
     # A GPU that CUDA no longer lists must not be spoken for by the CPU.
@@ -50,7 +50,7 @@ def answer(seed: int) -> Answer:
         wrong = control.check(seed, "cuda" if gpu else None)
     except RuntimeError as error:
         said = str(error).strip().partition("\n")[0]
-        if any(words in str(error) for words in _OF_OTHERS):
+        if exhausted(error) or unavailable(error):  # what other processes do to a GPU
             return Answer(made=False)
         wrong = f"the control problem was not computed: {said}"
     return Answer(made=True, wrong=wrong, seconds=round(time.monotonic() - begun, 3))
