@@ -127,6 +127,7 @@ def test_counts_and_gathers_at_long_lengths(target: Target, judge: Judge) -> Non
     _hold_each(judge, target)
 
 
+@pytest.mark.first_look(1)
 @tier.first_tier(tier.source_file)
 @pytest.mark.long(30)  # on a GPU
 @pytest.mark.targets_of("long")
@@ -172,6 +173,7 @@ def test_gradients_gather_at_long_lengths(target: Target, judge: Judge) -> None:
     _hold_each(judge, target)
 
 
+@pytest.mark.first_look(1)
 @tier.first_tier(tier.source_file)
 @pytest.mark.long(30)  # on a GPU
 @pytest.mark.targets_of("long_gradients")

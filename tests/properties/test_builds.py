@@ -10,6 +10,7 @@ from verify.campaign.builds import Builder
 from verify.variant import Declaration
 
 
+@pytest.mark.first_look(1)  # the others take NVRTC 10 to 20 s
 @tier.first_tier(tier.toolchain)
 @pytest.mark.long(25)  # CuTe's headers
 @pytest.mark.compiles

@@ -1,15 +1,17 @@
-"""The first tier of the suite, and the rest: the markers `thorough` and `for_ci`.
+"""The first tier of the suite, and the rest: the markers `thorough`, `for_ci` and `first_look`.
 
 `verify test` without a path runs the first tier: of tests that ask the same question of another
 dtype, config, shape or architecture, one of each kind; in the profile `dev`, a person's first look,
-without those that are marked `for_ci`.  CI runs these too.  `--thorough` runs all; so do the
-profiles of nightly runs and GPUs, and a command that names tests (a path, -k, -m, --kernel).  The
-closing summary counts what is left out.
+without those that are marked `for_ci`, and with some of those that are marked `first_look`.  CI
+runs these too.  `--thorough` runs all; so do the profiles of nightly runs and GPUs, and a command
+that names tests (a path, -k, -m, --kernel).  The closing summary counts what is left out.
 
 A test belongs to the thorough tier by its mark (`thorough(values, keep=2)` marks parameters), or
 because its function has the marker `first_tier` and others of its parameters represent its kind.
 `for_ci` is for a test that takes seconds and gives the same result on every machine: a fault that
-is planted into a kernel whose right form is judged in the first look.
+is planted into a kernel whose right form is judged in the first look, or a build for a GPU that is
+not there.  `first_look(n)` is for a function with many parameters that ask alike of one machine: a
+first look runs n of its tests, spread evenly.
 """
 
 from __future__ import annotations
@@ -102,7 +104,35 @@ def left_out(items: Sequence[pytest.Item], profile: str = "ci") -> list[pytest.I
         kinds = [_kinds(item) for item in tests]
         kept = representatives(kinds, crc32(name.encode()))
         found += [item for n, item in enumerate(tests) if n not in kept]
+    if profile == "dev":
+        out = set(found)
+        found += _behind_a_first_look([item for item in items if item not in out])
     return list(dict.fromkeys(found))
+
+
+def _behind_a_first_look(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Of the functions that are marked `first_look(n)` the tests that are not among n."""
+    functions: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    most: dict[str, int] = {}
+    for item in items:
+        mark = item.get_closest_marker("first_look")
+        if mark is not None:
+            name = item.nodeid.partition("[")[0]
+            functions[name].append(item)
+            most[name] = mark.args[0]
+    found = []
+    for name, tests in functions.items():
+        kept = spread(len(tests), most[name], crc32(name.encode()))
+        found += [item for n, item in enumerate(tests) if n not in kept]
+    return found
+
+
+def spread(count: int, most: int, turn: int) -> set[int]:
+    """`most` of the places 0 to count - 1, or all if they are fewer, evenly; `turn` says where the
+    first lies."""
+    if count <= most:
+        return set(range(count))
+    return {(turn + n * count // most) % count for n in range(most)}
 
 
 def representatives(kinds: Sequence[frozenset[Hashable]], turn: int) -> set[int]:

@@ -52,17 +52,18 @@ class Row(TypedDict):
     first, last: values of the first and of the last row of O (backward: of dV); rms: root mean
     square of each of the two rows.  differs: how they differ from those of the other variants on
     the same inputs; "" if they do not.
+    A file leaves out a build, a reason or a differs that is "".
     """
 
     variant: str
     family: str
     source_hash: str
     config: str
-    build: str
+    build: NotRequired[str]
     dtype: str
     workload: Shape
     outcome: Outcome
-    reason: str
+    reason: NotRequired[str]
     calls: NotRequired[Integer]
     warmups: NotRequired[Integer]
     seconds: NotRequired[Seconds]
@@ -242,8 +243,16 @@ def read(path: Path) -> Benchmark:
 
 
 def parse(text: str) -> Benchmark:
-    """The record in a text.  Raises ValueError (a ShapeError names the place)."""
-    return decode(Benchmark, loads(text), "bench")
+    """The record in a text, with the empty texts that a file leaves out.  Raises ValueError (a
+    ShapeError names the place)."""
+    record = decode(Benchmark, loads(text), "bench")
+    return {**record, "rows": [_filled(row) for row in record["rows"]]}
+
+
+def _filled(row: Row) -> Row:
+    empty = {"build", "reason"} | ({"differs"} if row["outcome"] == "timed" else set())
+    names = [name for name in Row.__annotations__ if name in row or name in empty]
+    return cast(Row, {name: row.get(name, "") for name in names})
 
 
 def condensed(record: Benchmark) -> Benchmark:
@@ -282,6 +291,7 @@ def write(record: Benchmark, folder: Path, page: str) -> list[Path]:
     """Write bench.json and bench.md, which is `page`, into a folder; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / NAME, folder / "bench.md"]
-    paths[0].write_text(dumps(record, depth=2) + "\n", encoding="utf-8")
+    rows = [{name: value for name, value in row.items() if value != ""} for row in record["rows"]]
+    paths[0].write_text(dumps({**record, "rows": rows}, depth=2) + "\n", encoding="utf-8")
     paths[1].write_text(page, encoding="utf-8", errors="backslashreplace")
     return paths

@@ -119,6 +119,7 @@ def disagreements(kind: str, unit: Unit, other: Unit, count: int, seed: int = 0)
     return sum(x != y for x, y in zip(words_of(got), want, strict=True))
 
 
+@pytest.mark.first_look(6)
 @pytest.mark.parametrize(
     ("arch", "kind", "accumulator", "instruction"), REAL, ids=lambda part: part or "any"
 )
@@ -144,6 +145,7 @@ VARIED = {
 }
 
 
+@pytest.mark.first_look(5)
 @pytest.mark.parametrize("accumulator", ["float32", "float16"])
 @pytest.mark.parametrize("name", list(VARIED))
 def test_every_wiring_agrees_with_fractions(name: str, accumulator: str):

@@ -61,6 +61,7 @@ def adversarial(unit: Unit, n: int) -> Iterator[tuple[Tensor, Tensor]]:
     yield a, b - 1.0
 
 
+@pytest.mark.first_look(3)
 @pytest.mark.parametrize(
     ("arch", "kind", "unit"), units(), ids=lambda part: part if isinstance(part, str) else ""
 )

@@ -92,6 +92,7 @@ def climb(
     return worst
 
 
+@pytest.mark.first_look(4)
 @NAMED
 def test_no_sum_found_by_climbing_exceeds_its_bound(
     arch: str, kind: str, accumulator: str, instruction: str

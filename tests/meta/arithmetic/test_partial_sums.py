@@ -119,6 +119,7 @@ def test_sums_to_nearest_in_any_order(n: int, fused: bool):
     assert worst > (0.03 if n > 7 else 0.3)
 
 
+@pytest.mark.for_ci
 def test_both_parts_are_kappa():
     used = torch.tensor([0.0, 1.0, 5.0, 100.0], dtype=torch.float64)
     for rows in UNITS.values():

@@ -239,6 +239,7 @@ MMA = r"""extern "C" __global__ void one(unsigned *a, float *c) {
 }"""
 
 
+@pytest.mark.first_look(1)
 @pytest.mark.parametrize(
     ("arch", "emulated"),
     [("sm_89", False), ("sm_90a", True), ("sm_100a", True), ("sm_120a", False)],

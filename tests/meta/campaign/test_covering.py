@@ -31,6 +31,7 @@ def pairs_of(target: Target, problems: list[Problem]) -> set[object]:
     return set(met((problem, target.config) for problem in problems))
 
 
+@pytest.mark.for_ci
 def test_few_problems_have_all_pairs_of_many(target: Target) -> None:
     every, chosen = candidates(target), covering(target)
     assert pairs_of(target, chosen) == pairs_of(target, every)

@@ -65,6 +65,7 @@ def test_dtypes_share_their_draws(group: str) -> None:
             assert drawn(target, 40, 0) == draws(target.problems, 40, 0)
 
 
+@pytest.mark.for_ci
 def test_groups_share_small_draws_only_where_they_draw_the_same() -> None:
     declaration = replace(DECLARED, support=WHOLE, entries=("forward", "backward"))
     names = [name for name, group in groups().items() if not group.outside and not group.asks]

@@ -104,6 +104,7 @@ def test_a_search_again_finds_the_oracles_on_record(
     assert {catch.group for catch in found} == set(asked)
 
 
+@pytest.mark.first_look(6)
 @pytest.mark.parametrize("fault", tier.for_ci(ORDERED, keep=KEPT), ids=lambda fault: fault.name)
 def test_a_fault_passes_allclose_and_is_caught_all_the_same(
     fault: Fault, stand: Stand, acquitted: set[tuple[str, str]]

@@ -16,6 +16,7 @@ from verify.campaign import chosen
 from verify.evidence import load
 
 
+@pytest.mark.for_ci
 @given(st.sets(st.text(max_size=3), max_size=40), st.integers(1, 12))
 def test_shards_are_a_partition(names: set[str], count: int) -> None:
     shards = [chosen.in_shard(names, number, count) for number in range(1, count + 1)]

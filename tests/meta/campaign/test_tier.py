@@ -174,6 +174,29 @@ def test_ci_runs_what_is_for_ci_and_a_first_look_does_not() -> None:
     assert tier.left_out(tests, "dev") == [tests[0], tests[2]]
 
 
+def test_a_first_look_runs_some_tests_of_a_function_and_ci_all() -> None:
+    mark = pytest.mark.first_look(2).mark
+
+    def marked(name: str) -> Any:
+        return Item(get_closest_marker={"first_look": mark}.get, nodeid=name)
+
+    tests = [marked(f"one[{n}]") for n in range(7)] + [marked("other[0]"), marked("other[1]")]
+    assert tier.left_out(tests, "ci") == []
+    out = tier.left_out(tests, "dev")
+    assert len(out) == 5
+    assert set(out) < set(tests[:7])
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 1), (2, 5), (5, 5), (7, 3), (26, 4)])
+def test_chosen_places_are_as_many_as_asked_and_lie_evenly(count: int, most: int) -> None:
+    choices = [sorted(tier.spread(count, most, turn)) for turn in range(count)]
+    for places in choices:
+        assert len(places) == min(count, most)
+        gaps = [b - a for a, b in zip(places, [*places[1:], places[0] + count], strict=True)]
+        assert max(gaps) - min(gaps) <= 1
+    assert {place for places in choices for place in places} == set(range(count))
+
+
 def test_a_choice_shows_every_kind_and_turns() -> None:
     kinds = [frozenset(pair) for pair in ("ax", "ay", "bx", "by", "ax", "c")]
     for turn in range(4):

@@ -141,6 +141,7 @@ def _is(ref: str, name: str) -> bool:
     )
 
 
+@pytest.mark.for_ci
 @pytest.mark.long(15)
 @pytest.mark.parametrize("dtype", tier.thorough(["float16", "bfloat16", "float32"]))
 def test_a_correct_kernel_passes_completely(dtype: str, tmp_path: Path) -> None:

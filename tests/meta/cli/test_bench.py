@@ -31,6 +31,8 @@ from verify.timing.trials import ordered
 from verify.timing.workloads import SUITES, Suite, of_shapes
 from verify.variant import Declaration
 
+pytestmark = pytest.mark.for_ci
+
 KERNEL = """
 from dataclasses import replace
 

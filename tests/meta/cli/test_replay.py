@@ -64,6 +64,7 @@ def replay(
 # What is asked of a kernel is admitted, and nothing else.
 
 
+@pytest.mark.first_look(6)
 @pytest.mark.parametrize("group", GROUPS)
 @settings(
     max_examples=15,

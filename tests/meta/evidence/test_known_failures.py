@@ -248,6 +248,7 @@ Path("xfails.toml").write_text({known!r})
 """
 
 
+@pytest.mark.first_look(2)
 @pytest.mark.parametrize(
     ("faulty", "status", "said"),
     [

@@ -86,6 +86,7 @@ def rulings(
     return [(ruling.finding and repr(ruling.finding), dict(ruling.measures)) for ruling in made]
 
 
+@pytest.mark.first_look(2)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda p: p.mask.name)
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_each_case_has_the_ruling_that_it_has_alone(kind: str, shape: Problem) -> None:

@@ -317,6 +317,7 @@ def test_the_merged_bound_holds_and_says_something() -> None:
 # Supports.
 
 
+@pytest.mark.first_look(7)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("masks", [("full",), ("full", "dense"), MASK_KINDS], ids="-".join)
 def test_what_is_asked_lies_inside_the_support(group: str, masks: tuple[str, ...]) -> None:

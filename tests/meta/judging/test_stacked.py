@@ -73,6 +73,7 @@ def _pairs(mine: Truth, other: Truth) -> Iterator[tuple[str, Tensor, Tensor]]:
             yield f"reach of {name}", both[0].reach, both[1].reach
 
 
+@pytest.mark.first_look(2)
 @pytest.mark.parametrize("name", NUMERICS)
 def test_a_stack_says_of_each_case_what_it_says_alone(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -80,6 +80,7 @@ def differences(case: AskedGradients) -> Iterator[str]:
             yield f"{name} of {case.problem.name}"
 
 
+@pytest.mark.first_look(3)
 @pytest.mark.parametrize("declared", BACKWARDS.values(), ids=BACKWARDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_a_stack_gives_what_each_case_gets_alone(

@@ -60,6 +60,7 @@ def said(found: dict[str, Verdict]) -> dict[str, tuple[object, ...]]:
     }
 
 
+@pytest.mark.first_look(3)
 @pytest.mark.parametrize(
     ("variant", "group", "guilty", "words"),
     [

@@ -81,6 +81,7 @@ def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Together(builds, tmp_path_factory)
 
 
+@pytest.mark.first_look(3)
 @runs
 @tier.first_tier("name", "slip")
 @pytest.mark.parametrize("slip", copies.PTX_SLIPS)
@@ -100,6 +101,7 @@ def bits_by_seed(choice: Choice, kernel: Any, schedules: list[Schedule]) -> Iter
         yield b"".join(result.view(torch.uint8).numpy().tobytes() for result in results)
 
 
+@pytest.mark.first_look(2)
 @runs
 @pytest.mark.parametrize("name", MODULES)
 def test_delays_change_no_bit_of_what_is_shipped(

@@ -24,6 +24,8 @@ from verify.problem import Problem
 from verify.problem.inputs import tensors
 from verify.variant import AttentionArgs, Config, Unsupported, compiled_archs
 
+pytestmark = pytest.mark.for_ci
+
 torch.set_num_threads(1)
 
 WIDE, NARROW = kernel.VARIANT.configs

@@ -133,6 +133,7 @@ def test_it_declares_the_arithmetic_of_the_triton_kernel_but_for_the_instruction
 # What it computes.
 
 
+@pytest.mark.first_look(3)
 @pytest.mark.parametrize(
     "text",
     [
@@ -174,6 +175,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.first_look(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_leaves_the_bounds(fault: str) -> None:
     assert verdict(host(), FAULTY, SMALL) is None
@@ -366,6 +368,7 @@ def build_named(start: str) -> Build:
     return build
 
 
+@pytest.mark.first_look(1)
 @pytest.mark.parametrize(
     ("name", "products"),
     [

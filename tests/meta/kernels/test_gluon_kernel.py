@@ -201,6 +201,7 @@ def verdict(made: Host, text: str, config: Any) -> str | None:
     return convicted_by_bound(made, kernel.VARIANT, Problem.parse(text), config)
 
 
+@pytest.mark.first_look(3)
 @pytest.mark.parametrize(
     "text",
     [
@@ -296,6 +297,7 @@ def shipped() -> str:
     return ptx_of(kernel, "causal", 64, TALL)
 
 
+@pytest.mark.for_ci
 def test_the_ptx_has_the_barriers_of_the_ring(shipped: str) -> None:
     """A barrier for Q and two per slot. A wait for Q, and for K and V, in the loop and outside. A
     copy for each slot at the start, for the first slot of K after the first S, and in the loop."""
@@ -314,6 +316,7 @@ def build_named(name: str) -> Build:
     return build
 
 
+@pytest.mark.first_look(1)
 @pytest.mark.parametrize(
     "name", ["m128n128w8s2, float16, d 256, causal", "m64n64w4s3, float16, d 64, causal"]
 )
@@ -333,6 +336,7 @@ def test_a_build_keeps_its_budgets_and_has_hoppers_instructions(name: str) -> No
 # Planted copies.
 
 
+@pytest.mark.for_ci
 @pytest.mark.parametrize("slip", tier.for_ci(gluon_forward.SLIPS))
 def test_a_planted_copy_compiles_and_differs_by_its_slip(slip: str, shipped: str) -> None:
     copy = gluon_forward.COPIES.copy_of(slip)

@@ -87,6 +87,7 @@ def shipped() -> Host:
     return Host()
 
 
+@pytest.mark.first_look(1)
 @pytest.mark.parametrize("slots", SLOTS)
 def test_no_order_breaks_the_protocol(slots: int) -> None:
     """No tile is read before its bytes are there or overwritten before it is read, nothing waits

@@ -40,6 +40,7 @@ class Arguments(ctypes.Structure):
     _fields_ = (("to", ctypes.POINTER(ctypes.c_int)),)
 
 
+@pytest.mark.for_ci
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_a_build_reads_its_own_constants(tmp_path: Path, compiler: HostCompiler) -> None:
     found = []

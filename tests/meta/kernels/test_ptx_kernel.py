@@ -67,6 +67,7 @@ def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Together({**builds, as_on_sm_89: Edited(ADDED, as_on_sm_89)}, tmp_path_factory)
 
 
+@pytest.mark.first_look(5)
 @runs
 @tier.first_tier(tiling_and_arithmetic)
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
@@ -114,6 +115,7 @@ def test_zero_times_what_is_no_number_is_nan(
     assert torch.equal(lse[0, 0].isnan(), spoiled)
 
 
+@pytest.mark.for_ci
 @pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
 @pytest.mark.skipif(not executables("nvdisasm"), reason="no nvdisasm")
 def test_products_of_8_bits_begin_at_zero_on_sm_89_alone() -> None:

@@ -72,6 +72,7 @@ def test_every_two_values_that_can_meet_do_in_a_judged_config() -> None:
     assert sum(len(MODULES[name].CONFIGS) for name in SIZES) == 42
 
 
+@pytest.mark.first_look(1)
 @pytest.mark.skipif(compilable() is not None, reason="NVRTC is not installed")
 @pytest.mark.parametrize("name", SIZES)
 def test_a_further_config_compiles_without_a_spill(name: str) -> None:

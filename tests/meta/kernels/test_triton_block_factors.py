@@ -88,6 +88,7 @@ def stand() -> Iterator[Stand]:
         yield opened
 
 
+@pytest.mark.first_look(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_the_factors_is_convicted_and_the_kernel_is_not(name: str, stand: Stand) -> None:
     planted = FAULTS[name]

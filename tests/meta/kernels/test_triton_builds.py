@@ -26,6 +26,8 @@ from tests.harness.interpreter_child import in_child
 from verify.cuda.sass import listing
 from verify.variant import compiled_archs
 
+pytestmark = pytest.mark.for_ci
+
 ROOT = Path(__file__).resolve().parents[3]
 ALIGNED, UNALIGNED = True, False
 

@@ -117,6 +117,7 @@ def test_the_tutorials_grids_are_among_the_configs():
         assert len(told) == len(set(told))
 
 
+@pytest.mark.for_ci
 @pytest.mark.parametrize(
     ("arch", "kibibytes"),
     [("sm_120a", 99), pytest.param("sm_90a", 227, marks=pytest.mark.for_ci)],

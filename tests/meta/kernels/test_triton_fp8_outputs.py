@@ -83,6 +83,7 @@ def stand() -> Iterator[Stand]:
         yield opened
 
 
+@pytest.mark.first_look(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_the_last_step_is_convicted_and_the_kernel_is_not(
     name: str, stand: Stand

@@ -24,9 +24,12 @@ HOST, DEVICE = True, False
 REGISTERS = 65536  # of a multiprocessor
 EIGHT_WARPS, FOUR_WARPS, _ = SPECIALISED
 
-pytestmark = pytest.mark.skipif(
-    not triton.__version__.startswith("3.7."), reason="the facts are those of Triton 3.7"
-)
+pytestmark = [
+    pytest.mark.for_ci,
+    pytest.mark.skipif(
+        not triton.__version__.startswith("3.7."), reason="the facts are those of Triton 3.7"
+    ),
+]
 
 
 @pytest.fixture(autouse=True, scope="module")

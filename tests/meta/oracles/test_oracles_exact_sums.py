@@ -36,6 +36,7 @@ ORDERED = flat_numerics(key_order="ascending", division="div.rn", block_n=32)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.first_look(1)
 @pytest.mark.parametrize("oracle", ["counting", "gather"])
 def test_honest_kernels_pass(oracle: str) -> None:
     """Of every emulated arithmetic the first two problems; the sweep judges more."""

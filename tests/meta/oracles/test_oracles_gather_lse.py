@@ -17,6 +17,7 @@ from verify.tolerance.arithmetic import U
 GATHERED = PLAIN.but(distribution="gather", mask=Causal())
 
 
+@pytest.mark.first_look(5)
 @pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
 def test_honest_kernels_pass(kernel: Kernel) -> None:
     """Emulated, with the largest errors of their functions, at small and at large scores."""

@@ -75,6 +75,7 @@ def rows() -> dict[str, tuple[Instruction, Unit]]:
 ROWS = rows()
 
 
+@pytest.mark.first_look(4)
 @pytest.mark.parametrize("name", tier.for_ci(ROWS, keep=12))
 def test_every_unit_of_the_table_is_recovered(name: str) -> None:
     one, unit = ROWS[name]
@@ -214,6 +215,7 @@ PLANTED: dict[str, tuple[Instruction, Unit, dict[str, str]]] = {
 }
 
 
+@pytest.mark.first_look(6)
 @pytest.mark.parametrize("name", PLANTED)
 def test_every_planted_unit_is_recovered(name: str) -> None:
     one, unit, wanted = PLANTED[name]

@@ -33,6 +33,7 @@ compiles = pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}"
 BY_CASE = {one.case: one for one in CONFORMING}
 
 
+@pytest.mark.first_look(1)
 @compiles
 @pytest.mark.parametrize("arch", compiled_archs())
 def test_the_kernel_compiles_for_every_architecture(arch: str) -> None:
@@ -235,6 +236,7 @@ def probed(host: HostProgram, one: Conforming, planted: int = 0) -> ConformanceP
     return conformance.probe(Warp(host.launch, "cpu"), one)
 
 
+@pytest.mark.first_look(3)
 @runs
 @pytest.mark.parametrize("case", BY_CASE)
 def test_every_instruction_does_what_the_manual_says(case: str, host: HostProgram) -> None:

@@ -27,7 +27,7 @@ from verify.problem import Problem
 from verify.tolerance.backward import resolve
 from verify.variant import AttentionArgs, Gradients, Saved, Variant
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.for_ci, pytest.mark.usefixtures("one_thread")]
 KERNELS = Path(__file__).parents[2] / "sample_kernels" / "ordered_backward.py"
 HEAD_DIM = {"dP, in dQ", "dP, in dK", "S, in dV", "S, in dQ"}
 ALL = {"dQ", "dK", "dV"} | HEAD_DIM

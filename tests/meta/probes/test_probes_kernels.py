@@ -21,6 +21,8 @@ from verify.probes.report import FunctionProbe
 from verify.probes.toolchain import HERE, Launch, Program, compilable, compile_for
 from verify.variant import compiled_archs
 
+pytestmark = pytest.mark.for_ci
+
 torch.set_num_threads(1)
 
 compiles = pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")

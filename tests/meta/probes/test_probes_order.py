@@ -18,6 +18,8 @@ from verify.probes.report import OrderProbe
 from verify.probes.tree import InconsistentError, Node, Pair
 from verify.probes.worker import Job, do_all
 
+pytestmark = pytest.mark.for_ci
+
 # Trees.
 
 

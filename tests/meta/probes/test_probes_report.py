@@ -192,6 +192,7 @@ def test_probes_go_among_tracked_files_if_that_is_asked_for(
     assert all(f"{folder}/a-device/probes.md" in said for folder in folders)
 
 
+@pytest.mark.for_ci
 def test_a_published_report_shows_the_probes_that_are_published(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -36,6 +36,7 @@ def test_some_draws_are_extreme_and_most_are_not() -> None:
     assert sum(abs(problem.scale) in EXTREME_SCALES for problem in found) > 8
 
 
+@pytest.mark.for_ci
 def test_extreme_problems_differ_and_come_again() -> None:
     found = list(extremes(TARGET, 12, pairs=4000))
     assert len({problem.name for problem in found}) == 12

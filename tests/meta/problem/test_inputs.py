@@ -184,6 +184,7 @@ def test_a_device_draws_the_words_that_numpy_does(key: int) -> None:
             assert np.array_equal(words.numpy(), np.asarray(drawn, dtype=np.uint64).view(np.int64))
 
 
+@pytest.mark.first_look(5)
 @by_distribution
 def test_a_device_makes_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Words by torch, and casts that see no range, as on a device where it would have to wait."""

@@ -56,6 +56,7 @@ def elements(problem: Problem) -> int:
     return sum(math.prod(getattr(problem, f"shape_{name}")) for name in ("q", "k", "v", "out"))
 
 
+@pytest.mark.first_look(3)
 @tier.first_tier("name", "limits")
 @by_all_limits
 @by_support
@@ -99,6 +100,7 @@ def test_rows_are_aligned_where_they_must_be(dtype: str) -> None:
 _plain = Problem(seqlen_q=1, seqlen_kv=1, head_dim=1, dtype="float16").mask
 
 
+@pytest.mark.first_look(2)
 @by_support
 def test_problems_outside_the_support_name_what_is_refused(name: str) -> None:
     support = SUPPORTS[name]
@@ -193,6 +195,7 @@ def test_an_unsupported_dtype_is_an_error_and_has_no_outside() -> None:
     assert outside(declaration, dtype="float64", limits=LIMITS["cpu"]).is_empty
 
 
+@pytest.mark.first_look(2)
 @by_support
 def test_drawing_rejects_nothing(name: str) -> None:
     """Nothing is filtered.  The few draws that do not finish are Hypothesis's own (4 %: a mutated
@@ -255,6 +258,7 @@ CONDITIONS: dict[str, tuple[Callable[[Problem], bool], str]] = {
 }
 
 
+@pytest.mark.first_look(2)
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_a_failure_shrinks_to_what_it_needs(condition: str) -> None:
     wanted, expected = CONDITIONS[condition]
@@ -282,6 +286,7 @@ def test_edges_and_bins_are_reached(limits: Limits) -> None:
     assert sum(p.mask.kind == "full" for p in sampled) > 150
 
 
+@pytest.mark.first_look(2)
 @by_support
 def test_the_reachable_bins_are_those_that_are_reached(name: str) -> None:
     config, required = Config(block_m=16, block_n=16), set(bins_required())
@@ -296,6 +301,7 @@ def test_the_reachable_bins_are_those_that_are_reached(name: str) -> None:
     assert reached == reachable
 
 
+@pytest.mark.for_ci
 def test_gather_problems_can_nearly_all_be_built() -> None:
     strategy = problems(
         declare(EVERYTHING),

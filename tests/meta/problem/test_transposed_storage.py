@@ -213,6 +213,7 @@ def test_its_rows_are_aligned_or_not_in_every_dtype(keys: int, itemsize: int) ->
         assert storage.sibling != storage
 
 
+@pytest.mark.for_ci
 def test_it_is_drawn_for_who_takes_it() -> None:
     for declaration, words in (
         (ALONE, {"transposed"}),
@@ -234,6 +235,7 @@ def test_it_is_drawn_for_who_takes_it() -> None:
     assert 5 < sum(not aligned(p) for p in held) < len(held) / 2
 
 
+@pytest.mark.for_ci
 def test_it_has_a_bin_and_edge_cases() -> None:
     assert "storage:transposed" in bins_required()
     assert "storage:transposed" in bins_reachable(BOTH.support)
@@ -320,6 +322,7 @@ def court(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
 GROUPS = ("accuracy", "counting", "gather", "poison", "slice", "relaunch", "key_permutation")
 
 
+@pytest.mark.first_look(2)
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_right_kernel_passes(court: Court, group: str) -> None:
     for name in ("right", "either"):

@@ -33,6 +33,8 @@ from verify.profiling.metrics import METRICS, QUANTITIES, parse
 from verify.profiling.record import NAME, read
 from verify.profiling.tool import ProfileError, Profiler
 
+pytestmark = pytest.mark.for_ci
+
 RAW = Path(__file__).with_name("raw.csv")
 TABLE = RAW.read_text(encoding="utf-8")
 SHAPE = (1, 2, 32, 64)

@@ -192,6 +192,7 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
+@pytest.mark.first_look(6)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_agrees_with_fifty_digits(name):
     shape, attention, size = PROBLEMS[name]

@@ -206,6 +206,7 @@ class TestStatistics:
 
 
 class TestFiles:
+    @pytest.mark.for_ci
     def test_round_trip_and_bytes(self, report, tmp_path):
         first = write(report, tmp_path / "a")
         second = write(build(evidence(), BINS), tmp_path / "b")
@@ -252,6 +253,7 @@ class TestFiles:
                 recorder.write(record)
         assert dumps(build(load(tmp_path), BINS)) == dumps(build(found, BINS))
 
+    @pytest.mark.for_ci
     def test_large_campaigns_stay_small(self, tmp_path):
         paths = write(build(evidence(900), BINS), tmp_path)
         sizes = [path.stat().st_size for path in paths]

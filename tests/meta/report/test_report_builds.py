@@ -65,6 +65,7 @@ def test_ratios_are_ranges_over_the_builds_of_a_config(report: Report) -> None:
     }
 
 
+@pytest.mark.for_ci
 def test_the_section_shows_the_devices_architecture(report: Report) -> None:
     page = as_markdown(report)
     lines = [
@@ -92,6 +93,7 @@ def test_the_numbers_of_kinds_are_ranges_over_the_builds_that_were_read(report: 
     assert "LDGSTS" not in as_markdown(nothing_read)
 
 
+@pytest.mark.for_ci
 def test_a_build_over_its_budget_fails_the_report() -> None:
     over = read("d 64", spill=(96, 128), spill_budget=64, error="spills 96 + 128 bytes")
     report = made(over, read("d 128"))
@@ -139,6 +141,7 @@ def compiled_as(config: str, rest: str, code: str, **changes) -> Built:
     )
 
 
+@pytest.mark.for_ci
 def test_a_config_with_the_binaries_of_another_is_said_and_not_counted() -> None:
     report = made(
         compiled_as(CONFIG, "d 64", "aa"),

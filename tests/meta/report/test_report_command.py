@@ -42,6 +42,7 @@ class TestCommand:
         assert done.exception is None, done.output
         return done.return_value, done.output
 
+    @pytest.mark.for_ci
     def test_two_runs_are_one_report(self, runs):
         status, said = self.told(
             "--run", "one", "--run", str(runs / ".verify" / "runs" / "two"), "--out", "pages"
@@ -122,6 +123,7 @@ class TestCommand:
             assert message in said
         assert not (runs / "pages").exists()
 
+    @pytest.mark.for_ci
     def test_evidence_from_elsewhere_leaves_nothing_here(self, runs, monkeypatch):
         (runs / "here").mkdir()
         monkeypatch.chdir(runs / "here")

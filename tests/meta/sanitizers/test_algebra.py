@@ -38,6 +38,8 @@ from verify.sanitizers.session import Session, Subject
 from verify.sanitizers.tool import ALL, CONSAN, FPSAN
 from verify.variant import AttentionArgs, Config, Declaration, Support
 
+pytestmark = pytest.mark.for_ci
+
 torch.set_num_threads(1)
 
 # The verdict.

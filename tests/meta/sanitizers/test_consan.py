@@ -159,6 +159,7 @@ def test_the_ledger_holds_launches_and_builds(
 # The proof that it watched.
 
 
+@pytest.mark.for_ci
 @pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
 @pytest.mark.long(6)
 def test_a_build_is_compared_with_the_one_without_instrumentation(
@@ -211,6 +212,7 @@ def session(write: Writer, fork_server: ForkServer, tmp_path: Path) -> Callable[
     return run
 
 
+@pytest.mark.for_ci
 @pytest.mark.long(6)
 def test_a_process_is_judged_by_what_it_prints(
     session: Callable[[str], Session], monkeypatch: pytest.MonkeyPatch

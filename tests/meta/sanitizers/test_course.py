@@ -36,6 +36,8 @@ from verify.sanitizers.results import PlantedSession, Rehearsed
 from verify.sanitizers.session import NOT_RUN, Booth, Session, Subject, never_run
 from verify.sanitizers.tool import Sanitizer
 
+pytestmark = pytest.mark.for_ci
+
 KERNEL = """
 import ctypes, os, time
 from pathlib import Path

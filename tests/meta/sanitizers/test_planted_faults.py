@@ -97,6 +97,7 @@ def test_a_spare_copy_is_tried_under_its_own_tool_alone() -> None:
     assert spare.holds("memcheck", Judgement("clean"))
 
 
+@pytest.mark.for_ci
 @pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
 def test_planted_kernels_compile_and_differ_from_what_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +125,7 @@ OPCODES = {
 }
 
 
+@pytest.mark.first_look(2)
 @pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
 @pytest.mark.skipif(not executables("nvdisasm"), reason="no nvdisasm")
 @pytest.mark.parametrize("variant", OPCODES)

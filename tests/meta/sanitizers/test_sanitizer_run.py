@@ -32,6 +32,8 @@ from verify.sanitizers.lane import GROUP
 from verify.sanitizers.session import Session, Subject
 from verify.sanitizers.skew import NOT_DELAYED
 
+pytestmark = pytest.mark.for_ci
+
 SAMPLES = """
 import torch
 

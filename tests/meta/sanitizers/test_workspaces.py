@@ -55,6 +55,7 @@ VARIANTS = [
 """
 
 
+@pytest.mark.for_ci
 @pytest.mark.long(9)
 def test_a_kernel_that_reads_its_workspace_first_is_convicted_by_its_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -59,6 +59,7 @@ def campaign(
     return pool
 
 
+@pytest.mark.first_look(4)
 @pytest.mark.parametrize("errors", ["up", "down"])
 @pytest.mark.parametrize("exp", UNIFORM)
 def test_functions_that_err_to_one_side_are_honest(exp: str, errors: str) -> None:

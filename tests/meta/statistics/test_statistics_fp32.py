@@ -99,6 +99,7 @@ def test_honest_forwards_stay_inside(kernel: Kernel) -> None:
 SMALLER = FMA.but(name="blocks of 16", block_n=16)
 
 
+@pytest.mark.first_look(4)
 @pytest.mark.parametrize("errors", ["O", "V", "up", "down", "random"])
 @pytest.mark.parametrize("kernel", [FMA, CPU, SMALLER], ids=lambda kernel: kernel.name)
 def test_exponentials_at_their_limits_stay_inside(

@@ -14,6 +14,7 @@ from verify.timing.peaks import LOOPS
 compiles = pytest.mark.skipif(compile.compilable() is not None, reason=f"{compile.compilable()}")
 
 
+@pytest.mark.first_look(3)
 @compiles
 @tier.first_tier("name", "arch")
 @pytest.mark.parametrize("arch", [arch.target for arch in archs() if arch.compiled])

@@ -39,6 +39,8 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     again = read(path)
     assert str(again) == str(made)  # NaN equals nothing, not even itself
     assert read(tmp_path)["rows"][0] == made["rows"][0]
+    for name in ("build", "reason", "differs"):
+        assert f'"{name}":""' not in path.read_text()
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ BACKWARDS = (
 )
 
 
+@pytest.mark.first_look(1)
 @pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
 def test_honest_forwards_stay_within_the_bound(kernel: Kernel) -> None:
     shapes = [shape for shape in SHAPES if suits(kernel, shape)]
@@ -82,6 +83,7 @@ def test_honest_forwards_stay_within_the_bound(kernel: Kernel) -> None:
         assert found.worst <= 1, f"{kernel.name}: r = {found.worst:.3g} for {problem.name}"
 
 
+@pytest.mark.first_look(1)
 @pytest.mark.parametrize("kernel", BACKWARDS, ids=lambda kernel: kernel.name)
 def test_honest_backwards_stay_within_the_bound(kernel: BackwardKernel) -> None:
     for n, (dtype, distribution) in enumerate(itertools.product(kernel.dtypes, ordinary())):

@@ -67,6 +67,7 @@ def rows8() -> Iterator[type[Quantisation]]:
         KINDS.pop("rows8", None)
 
 
+@pytest.mark.first_look(2)
 @pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
 def test_honest_kernels_stay_within_the_bound(kernel: Kernel) -> None:
     """Every distribution, each with the next shape, dtype and luck in turn."""

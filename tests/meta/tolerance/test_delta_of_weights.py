@@ -72,6 +72,7 @@ def truth_of(
     return found, exact_truth_of(problem, start, arithmetic(problem, kernel)), saved
 
 
+@pytest.mark.first_look(2)
 @pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
 def test_honest_kernels_stay_within_the_bound(kernel: BackwardKernel) -> None:
     """As those of `test_tolerance_backward`: around the nominal gradients, where no error hides."""

@@ -52,6 +52,7 @@ HONEST = (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.first_look(3)
 @pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
 def test_honest_kernels_stay_within_the_bound(kernel: Kernel):
     """Every distribution, each with the next shape, dtype, luck, factors and output in turn."""
@@ -258,6 +259,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.for_ci
 def test_ptx_multiplies_as_declared():
     """sm_90: every wgmma, 32 products, begins at zero (scale-d 0), so that sums are fp32's.  sm_89,
     and sm_90 where rows are unaligned: no 8-bit product at all.  Nowhere is a product fused with a

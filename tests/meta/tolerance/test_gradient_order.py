@@ -43,6 +43,7 @@ from verify.variant import Config
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.first_look(3)
 @pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
 def test_honest_kernels_stay_inside(kernel: BackwardKernel):
     """A sample of `python3 -m tests.harness.ordered_backwards`."""

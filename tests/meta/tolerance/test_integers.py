@@ -100,6 +100,7 @@ SHAPES = (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.first_look(2)
 @pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
 def test_honest_kernels_stay_within_the_bound(kernel: Kernel) -> None:
     """Every distribution, each with the next shape, grouping, quotient, dtype and luck in turn."""

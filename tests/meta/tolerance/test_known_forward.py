@@ -39,6 +39,7 @@ WHOLE_FIRST = ordered("whole blocks first", "whole_first", block_n=16)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.first_look(6)
 @pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
 def test_no_honest_kernel_is_refused(kernel: Kernel) -> None:
     """Every distribution, each with the next shape, dtype and errors in turn;
@@ -151,6 +152,7 @@ def test_the_known_interval_is_far_narrower(dtype: str, least: float) -> None:
         assert found.single > (0.5 if dtype == "bfloat16" else 0.05)
 
 
+@pytest.mark.for_ci
 def test_the_sweep_refuses_what_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

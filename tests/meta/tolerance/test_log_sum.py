@@ -49,6 +49,7 @@ def trial_for(
     return trial
 
 
+@pytest.mark.for_ci
 def test_honest_kernels_stay_within_the_bound_and_on_the_lattice() -> None:
     """Each arithmetic on a few distributions and shapes, in turn."""
     turns = itertools.count()

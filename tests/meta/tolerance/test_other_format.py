@@ -64,6 +64,7 @@ HONEST = (
 )
 
 
+@pytest.mark.first_look(2)
 @pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
 def test_honest_kernels_stay_within_the_bound(kernel: Kernel) -> None:
     shapes = [shape for shape in SHAPES if suits(kernel, shape)]

@@ -57,6 +57,7 @@ def worst(problem: Problem, kernel: Kernel, luck: Luck = Luck.NEAREST) -> float:
     return float(found.out.max()) if found.out.numel() else 0.0
 
 
+@pytest.mark.first_look(2)
 @pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
 def test_right_kernels_stay_within_the_bound(kernel: Kernel) -> None:
     """Every distribution and input dtype with both formats; shapes, scales and lucks in turn."""

@@ -138,6 +138,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # Honest arithmetic
 
 
+@pytest.mark.first_look(3)
 @pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
 def test_honest_kernels_stay_within_the_bound(kernel: Kernel):
     """Every distribution, each with the next shape, dtype and luck in turn."""

@@ -99,6 +99,7 @@ def test_blocks_of_rows_and_heads_do_not_matter(
 # Honest arithmetic
 
 
+@pytest.mark.first_look(4)
 @pytest.mark.parametrize("kernel", [*HONEST, *UNUSUAL, *ALPHA], ids=lambda kernel: kernel.name)
 def test_honest_kernels_stay_within_the_bound(kernel: BackwardKernel):
     """Every distribution, each with the next shape, dtype, luck and aim in turn; every third with

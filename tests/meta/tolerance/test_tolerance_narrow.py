@@ -103,6 +103,7 @@ HONEST = (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.first_look(4)
 @pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
 def test_honest_kernels_stay_within_the_bound(kernel: Kernel):
     """Every distribution, each with the next shape, dtype and luck in turn."""
