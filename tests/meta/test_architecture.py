@@ -118,6 +118,7 @@ def imports() -> Imports:
     return found
 
 
+@pytest.mark.for_ci
 def test_every_import_leads_to_a_lower_floor(imports: Imports) -> None:
     arrows = list(forbidden(imports))
     assert not arrows, "\n".join(["imports against the rule of docs/architecture.md:", *arrows])

@@ -24,6 +24,7 @@ from verify.variant import Config
 RIGHT, WRONG = ("n16", "n32"), "n64"
 
 
+@pytest.mark.for_ci
 def test_a_kernel_that_is_wrong_in_a_further_config_is_convicted_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def spread() -> list[CudaMutant]:
     return list({mutant.id: mutant for mutant in found.values()}.values())
 
 
+@pytest.mark.for_ci
 @runs
 @pytest.mark.parametrize("mutant", tier.for_ci(spread(), keep=1), ids=lambda mutant: mutant.id)
 def test_a_convicted_mutant_is_convicted_again_and_the_kernel_is_not(

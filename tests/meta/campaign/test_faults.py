@@ -89,6 +89,7 @@ def test_what_no_machine_without_a_gpu_is_asked_a_gpu_is_asked(
             assert problem in long.forward_problems(stand.shipped(fault), problem.dtype)
 
 
+@pytest.mark.for_ci
 def test_a_search_again_finds_the_oracles_on_record(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def sign(tmp_path: Path) -> Iterator[Path]:
     use_files([])
 
 
+@pytest.mark.for_ci
 @pytest.mark.long(20)
 def test_a_campaign_asks_an_oracle_of_one_file(sign: Path, tmp_path: Path) -> None:
     """In the workers of a campaign; a replay asks it, too."""

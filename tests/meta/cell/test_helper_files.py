@@ -163,6 +163,7 @@ def test_the_command_line_says_so(tmp_path: Path) -> None:
     assert set(said) <= set(judged.stdout.splitlines())
 
 
+@pytest.mark.for_ci
 def test_a_folder_means_its_python_files(tmp_path: Path) -> None:
     kernels = tmp_path / "kernels"
     (kernels / "within.py").mkdir(parents=True)

@@ -90,6 +90,7 @@ print((len(count) - before) / before / 2)
 """
 
 
+@pytest.mark.for_ci
 def test_without_its_waste_it_computes_the_same_bits(tmp_path):
     (tmp_path / "waste.py").write_text(WASTE)
     done = in_child(str(tmp_path / "waste.py"))

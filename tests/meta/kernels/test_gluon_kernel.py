@@ -316,7 +316,7 @@ def build_named(name: str) -> Build:
     return build
 
 
-@pytest.mark.first_look(1)
+@pytest.mark.for_ci
 @pytest.mark.parametrize(
     "name", ["m128n128w8s2, float16, d 256, causal", "m64n64w4s3, float16, d 64, causal"]
 )
@@ -336,7 +336,6 @@ def test_a_build_keeps_its_budgets_and_has_hoppers_instructions(name: str) -> No
 # Planted copies.
 
 
-@pytest.mark.for_ci
 @pytest.mark.parametrize("slip", tier.for_ci(gluon_forward.SLIPS))
 def test_a_planted_copy_compiles_and_differs_by_its_slip(slip: str, shipped: str) -> None:
     copy = gluon_forward.COPIES.copy_of(slip)

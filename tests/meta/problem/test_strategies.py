@@ -268,6 +268,7 @@ def test_a_failure_shrinks_to_what_it_needs(condition: str) -> None:
     assert found.name == expected
 
 
+@pytest.mark.for_ci
 @tier.first_tier()
 @by_all_limits
 def test_edges_and_bins_are_reached(limits: Limits) -> None:

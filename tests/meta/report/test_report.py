@@ -219,6 +219,7 @@ class TestFiles:
             "report.md",
         ]
 
+    @pytest.mark.for_ci
     def test_a_plot_is_drawn_once(self, report, tmp_path, monkeypatch):
         drawn = []
         monkeypatch.setattr(

@@ -44,6 +44,7 @@ BACKWARD_PAIRS = [(kernel, "bfloat16") for kernel in HONEST_BACKWARDS] + [(BACKW
 # Honest kernels
 
 
+@pytest.mark.first_look(3)
 @pytest.mark.parametrize(
     ("kernel", "dtype"), PAIRS, ids=lambda value: value if isinstance(value, str) else value.name
 )
@@ -62,6 +63,7 @@ def test_honest_forwards_err_as_predicted(kernel: Kernel, dtype: str) -> None:
     assert found.pools["lse"].rms < 1
 
 
+@pytest.mark.first_look(2)
 @pytest.mark.parametrize(
     ("kernel", "dtype"),
     BACKWARD_PAIRS,
@@ -236,6 +238,7 @@ def test_wrong_gradients_within_the_bound(change: Change, test: str, dtype: str)
         assert test in {name for name, _, _ in pool.excesses}
 
 
+@pytest.mark.first_look(2)
 @pytest.mark.parametrize("dtype", ["bfloat16"])
 @pytest.mark.parametrize(
     ("claim", "fault", "tensors"),
