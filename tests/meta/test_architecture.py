@@ -124,6 +124,7 @@ def test_every_import_leads_to_a_lower_floor(imports: Imports) -> None:
     assert not arrows, "\n".join(["imports against the rule of docs/architecture.md:", *arrows])
 
 
+@pytest.mark.for_ci
 def test_no_modules_import_each_other(imports: Imports) -> None:
     found = list(circles(imports))
     assert not found, "\n".join(["modules that import each other:", *found])

@@ -41,6 +41,7 @@ def test_few_problems_have_all_pairs_of_many(target: Target) -> None:
     assert pairs_of(target, chosen[:-1]) < pairs_of(target, every)
 
 
+@pytest.mark.for_ci
 def test_pairs_that_have_met_are_not_asked_again(target: Target) -> None:
     chosen = covering(target)
     rest = covering(target, chosen[:20])

@@ -276,6 +276,7 @@ def test_each_group_of_a_family_is_asked_once() -> None:
     assert first_cases(target)[0].scaled_output is None
 
 
+@pytest.mark.for_ci
 def test_a_group_that_no_draw_fits_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Target, "fitted", lambda target, problem: None)
     bench = Bench(breaks=True)

@@ -29,6 +29,7 @@ def attention(q, k, v):
 ALWAYS = {"execution", "memory"}  # of every launch, whatever is asked
 
 
+@pytest.mark.for_ci
 def test_chosen_dtypes_and_oracles_are_judged_alone(
     at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -368,7 +368,7 @@ def build_named(start: str) -> Build:
     return build
 
 
-@pytest.mark.first_look(1)
+@pytest.mark.for_ci
 @pytest.mark.parametrize(
     ("name", "products"),
     [

@@ -168,9 +168,8 @@ def slipped(tmp_path_factory: pytest.TempPathFactory) -> Together:
     return Together(builds, tmp_path_factory)
 
 
-@pytest.mark.first_look(1)
 @runs
-@pytest.mark.parametrize("name", tier.for_ci(SLIPS, keep=4))
+@pytest.mark.parametrize("name", tier.for_ci(SLIPS))
 def test_every_slip_is_seen(name: str, slipped: Together, launched: Callable[[Host], Host]) -> None:
     """By the bound, by what lies around the outputs, or by bank conflicts."""
     choice = choice_of(name)

@@ -314,6 +314,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+@pytest.mark.for_ci
 @pytest.mark.parametrize(
     "mask", [parse_mask("window.100.0"), parse_mask("causal+dense.50.1")], ids=lambda m: m.name
 )

@@ -236,7 +236,7 @@ PLACED = (
 )
 
 
-@pytest.mark.first_look(3)
+@pytest.mark.first_look(1)
 @pytest.mark.parametrize("name", PLACED)
 def test_emulations_compute_where_their_inputs_are(name: str) -> None:
     """On the device without memory, which no other tensor may meet and whose values nobody reads:
