@@ -34,8 +34,8 @@ def bench() -> None:
 @options.workers
 @options.select
 def suite(seconds: float, workers: str, select: str) -> int:
-    """Measure this suite itself: builds, judged cases per second with the time of their steps, and
-    the fp64 reference's rate."""
+    """Measure this suite itself: builds, judged cases per second with the time of their steps, the
+    fp64 reference's rate, and what bounds and a long sequence cost."""
     from verify.cli.bench_suite import bench_suite
 
     return bench_suite(console, seconds, workers, select)

@@ -1,5 +1,5 @@
 """`verify bench suite`: measures the suite itself: builds, judged cases per second, the time of
-their steps, and the fp64 reference's rate."""
+their steps, the fp64 reference's rate, and what bounds and a long sequence cost."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from verify.campaign.targets import excludes_here
 from verify.cell.arena import Arena
 from verify.cell.discovery import environment, roster
 from verify.cell.process import Cell, ForkServer
+from verify.cli import bench_judge
 from verify.evidence import Evidence
 from verify.judging.trial import Trial
 from verify.problem import Layout, Problem
@@ -31,7 +32,7 @@ _MASKS = (Full(), Causal(), Window(16, 0), Lengths((20,), (20,)))
 
 
 def bench_suite(console: Console, seconds: float, workers: str, select: str = "") -> int:
-    """Measure and print builds, the reference's rate and a campaign of `seconds`.
+    """Measure and print builds, the judge on fixed problems, and a campaign of `seconds`.
 
     select: limits the campaign's targets, like pytest -k.  Returns an exit code.
     """
@@ -40,6 +41,8 @@ def bench_suite(console: Console, seconds: float, workers: str, select: str = ""
     ]
     count = place_workers()
     _print_reference(console)
+    for line in bench_judge.lines(variants):
+        console.print(line, highlight=False)
     if environment().device == "cuda":
         _print_builds(console, variants, count)
     request = RunRequest(
