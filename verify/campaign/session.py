@@ -53,8 +53,10 @@ def main() -> int:
     _fork_workers()
     import pytest
 
-    # Plugins are imported already, so their assertions are not rewritten.
+    # Plugins are imported already, so their assertions are not rewritten; and `_prepare` has drawn
+    # before Hypothesis's plugin begins.
     quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    quiet += ["-W", "ignore::hypothesis.errors.HypothesisSideeffectWarning"]
     return int(pytest.main([*quiet, *sys.argv[1:]]))
 
 
