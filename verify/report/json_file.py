@@ -8,14 +8,38 @@ from typing import Any
 from verify.evidence import strict_json
 from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 from verify.report import earlier
-from verify.report.schema import SCHEMA_VERSION, Report, ReportError
+from verify.report.schema import SCHEMA_VERSION, DTypeReport, Report, ReportError
 
 _DTYPES = 5  # the depth at which what a variant's dtype has is one line each
+# Counts of which most are 0, thousands of them: they are not in the file then.
+_COUNTS = {"oracles": ("failures", "inapplicable"), "groups": ("refused",)}
 
 
 def dumps(report: Report) -> str:
     """The text of report.json: strict JSON, equal for equal reports."""
-    return strict_json.dumps(report, depth=_DTYPES) + "\n"
+    variants = [
+        {**variant, "dtypes": [_without_zeros(dtype) for dtype in variant["dtypes"]]}
+        for variant in report["variants"]
+    ]
+    return strict_json.dumps({**report, "variants": variants}, depth=_DTYPES) + "\n"
+
+
+def _without_zeros(dtype: DTypeReport) -> dict[str, Any]:
+    found: dict[str, Any] = {**dtype}
+    for part, names in _COUNTS.items():
+        found[part] = [
+            {name: count for name, count in one.items() if count or name not in names}
+            for one in found[part]
+        ]
+    return found
+
+
+def _fill(dtype: Any) -> None:
+    """Put in the zeros that a file leaves out."""
+    for part, names in _COUNTS.items():
+        for one in dtype[part]:
+            for name in names:
+                one.setdefault(name, 0)
 
 
 def read(path: Path | str) -> Report:
@@ -70,6 +94,8 @@ def parse(data: Any) -> Report:
     except RecursionError:
         raise ReportError("is nested too deeply") from None
     for variant in report["variants"]:
+        for dtype in variant["dtypes"]:
+            _fill(dtype)
         variant["numerics"] = in_parts(variant["numerics"], FORWARD)
         variant["gradients"] = variant["gradients"] and in_parts(variant["gradients"], BACKWARD)
     return report

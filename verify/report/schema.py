@@ -82,14 +82,15 @@ class Oracle(TypedDict):
 
     r: the largest of each tensor that it measured, by name out of TENSORS.  r, lse_ulp and
     bound_ratio are absent where it measured none.  reasons: why a case was not applicable -> number
-    of cases; a case whose values can show nothing has no reason.
+    of cases; a case whose values can show nothing has no reason.  A file leaves out failures and
+    inapplicable that are 0.
     """
 
     oracle: str
     group: str
     cases: Integer
-    failures: Integer
-    inapplicable: Integer
+    failures: NotRequired[Integer]
+    inapplicable: NotRequired[Integer]
     reasons: NotRequired[dict[str, Integer]]
     r: NotRequired[dict[str, Number]]
     lse_ulp: NotRequired[Distribution | None]
@@ -98,11 +99,11 @@ class Oracle(TypedDict):
 
 class Group(TypedDict):
     """Problems drawn for a group of oracles, and how many of them the variant's declared support
-    refused."""
+    refused; a file leaves out a 0."""
 
     group: str
     drawn: Integer
-    refused: Integer
+    refused: NotRequired[Integer]
 
 
 class Timing(TypedDict):

@@ -36,7 +36,7 @@ def version_2() -> dict[str, Any]:
                 held = dict(oracle)
                 oracle.clear()
                 for name in ("oracle", "group", "cases", "failures", "inapplicable"):
-                    oracle[name] = held[name]
+                    oracle[name] = held.get(name, 0)
                 oracle["tensors"] = strict_json.encode(statistics.tensors(having))
                 for name in ("lse_ulp", "bound_ratio"):
                     oracle[name] = held.get(name)

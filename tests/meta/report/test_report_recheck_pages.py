@@ -73,7 +73,7 @@ class TestPages:
     def test_the_pages_of_what_lies_beside_it_are_held_too(self, folder):
         (folder / "sanitizer.json").write_text(json.dumps(account()))
         probes = replace(REPORT, device=read(folder)["device"])
-        (folder / "probes.json").write_text(dumps(as_data(probes)))
+        (folder / "probes.json").write_text(json.dumps(as_data(probes)))
         write(read(folder), folder)
         assert disagreements(read(folder), folder) == []
         for name, old in (("probes.md", "agrees"), ("sanitizer.md", "2025.3")):
