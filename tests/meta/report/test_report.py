@@ -240,9 +240,9 @@ class TestFiles:
         for variant, made in zip(again["variants"], report["variants"], strict=True):
             for dtype, original in zip(variant["dtypes"], made["dtypes"], strict=True):
                 assert str(dtype["groups"]) == str(original["groups"])
-                for one, of in zip(dtype["oracles"], original["oracles"], strict=True):
+                for one, origin in zip(dtype["oracles"], original["oracles"], strict=True):
                     names = ("cases", "failures", "inapplicable")
-                    assert [one[name] for name in names] == [of[name] for name in names]
+                    assert [one[name] for name in names] == [origin[name] for name in names]
 
     def test_json_is_strict(self, report):
         data = json.loads(dumps(report), parse_constant=pytest.fail)
