@@ -16,6 +16,8 @@ from torch import Tensor
 from kernels.cute import flash_forward as cute_flash
 from kernels.cute import hopper_forward as cute_hopper
 from kernels.cute import hopper_fp8_forward as cute_fp8
+from kernels.gluon import cluster, hopper_cluster_forward
+from kernels.gluon import hopper_forward as gluon_hopper
 from kernels.triton import (
     block_pointer_forward,
     descriptor_forward,
@@ -176,6 +178,26 @@ def _triton_8() -> Iterator[Trial]:
             yield _transposed(promotion, one)
 
 
+# Gluon.
+
+
+def _gluon() -> Iterator[Trial]:
+    """Two CTAs, too, where this Triton has clusters."""
+    further = [config(64, 128, 4, 2), config(64, 64, 4, 4), config(128, 64, 8, 3)]
+    for one in (*gluon_hopper.VARIANT.configs, *gluon_hopper.TURNSTILE, *further):
+        yield _of_gluon("Hopper", gluon_hopper.forward, one)
+    if cluster.unavailable() is None:
+        for one in hopper_cluster_forward.VARIANT.configs:
+            yield _of_gluon("two CTAs", hopper_cluster_forward.forward, one)
+
+
+def _of_gluon(label: str, forward: Callable[..., None], one: Config) -> Trial:
+    def call(inputs: Inputs) -> Call:
+        return partial(forward, inputs.args(one), inputs.out, inputs.lse, {})
+
+    return Trial(f"{label} {one.name}", call)
+
+
 # CuTe.
 
 
@@ -244,6 +266,7 @@ def _cute_8() -> Iterator[Trial]:
 GROUPS: dict[str, tuple[Callable[[], Iterator[Trial]], tuple[int, ...]]] = {
     "triton": (_triton, (64, 128)),
     "triton-fp8": (_triton_8, (64, 128)),
+    "gluon": (_gluon, (64, 128)),
     "cute": (_cute_flash, (64, 128)),
     "cute-d64": (_cute_d64, (64,)),
     "cute-fp8": (_cute_8, (128,)),

@@ -82,14 +82,14 @@ class Oracle(TypedDict):
 
     r: the largest of each tensor that it measured, by name out of TENSORS.  r, lse_ulp and
     bound_ratio are absent where it measured none.  reasons: why a case was not applicable -> number
-    of cases; a case whose values can show nothing has no reason.  A file leaves out failures and
-    inapplicable that are 0.
+    of cases; a case whose values can show nothing has no reason.  A file leaves out an inapplicable
+    of 0.
     """
 
     oracle: str
     group: str
     cases: Integer
-    failures: NotRequired[Integer]
+    failures: Integer
     inapplicable: NotRequired[Integer]
     reasons: NotRequired[dict[str, Integer]]
     r: NotRequired[dict[str, Number]]

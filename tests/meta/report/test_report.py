@@ -232,10 +232,9 @@ class TestFiles:
     def test_counts_of_0_are_not_in_the_file_and_are_read_back(self, report):
         text = dumps(report)
         dtypes = [d for v in json.loads(text)["variants"] for d in v["dtypes"]]
-        counts = [one.get("failures", "none") for d in dtypes for one in d["oracles"]]
-        assert "none" in counts
+        counts = [one.get("inapplicable") for d in dtypes for one in d["oracles"]]
+        assert None in counts
         assert 0 not in counts
-        assert any(isinstance(count, int) for count in counts)
         again = parse(json.loads(text))
         for variant, made in zip(again["variants"], report["variants"], strict=True):
             for dtype, original in zip(variant["dtypes"], made["dtypes"], strict=True):

@@ -49,7 +49,7 @@ def test_edits_match_the_shipped_texts(tmp_path: Path, monkeypatch: pytest.Monke
         assert len(made) == len(edits)
 
 
-@pytest.mark.parametrize("group", ["triton", "triton-fp8"])
+@pytest.mark.parametrize("group", ["triton", "triton-fp8", "gluon"])
 def test_launches_of_triton_are_made(group: str) -> None:
     trials = list(GROUPS[group][0]())
     assert len({trial.label for trial in trials}) == len(trials)
