@@ -8,11 +8,11 @@ from typing import Any
 from verify.evidence import strict_json
 from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 from verify.report import earlier
-from verify.report.schema import SCHEMA_VERSION, DTypeReport, Report, ReportError
+from verify.report.schema import SCHEMA_VERSION, DTypeReport, Group, Oracle, Report, ReportError
 
 _DTYPES = 5  # the depth at which what a variant's dtype has is one line each
 # Counts of which most are 0, thousands of them: they are not in the file then.
-_COUNTS = {"oracles": ("inapplicable",), "groups": ("refused",)}
+_COUNTS = {"oracles": (Oracle, "inapplicable"), "groups": (Group, "refused")}
 
 
 def dumps(report: Report) -> str:
@@ -26,20 +26,24 @@ def dumps(report: Report) -> str:
 
 def _without_zeros(dtype: DTypeReport) -> dict[str, Any]:
     found: dict[str, Any] = {**dtype}
-    for part, names in _COUNTS.items():
+    for part, (_, zero) in _COUNTS.items():
         found[part] = [
-            {name: count for name, count in one.items() if count or name not in names}
-            for one in found[part]
+            {name: has for name, has in one.items() if has or name != zero} for one in found[part]
         ]
     return found
 
 
 def _fill(dtype: Any) -> None:
-    """Put in the zeros that a file leaves out."""
-    for part, names in _COUNTS.items():
-        for one in dtype[part]:
-            for name in names:
-                one.setdefault(name, 0)
+    """Put in the zeros that a file leaves out, where they were."""
+    for part, (shape, zero) in _COUNTS.items():
+        dtype[part] = [
+            {
+                name: one.get(name, 0)
+                for name in shape.__annotations__
+                if name in one or name == zero
+            }
+            for one in dtype[part]
+        ]
 
 
 def read(path: Path | str) -> Report:
