@@ -1,10 +1,10 @@
 """The first tier of the suite, and the rest: the markers `thorough`, `for_ci` and `first_look`.
 
 `verify test` without a path runs the first tier: of tests that ask the same question of another
-dtype, config, shape or architecture, one of each kind; in the profile `dev`, a person's first look,
-without those that are marked `for_ci`, and with some of those that are marked `first_look`.  CI
-runs these too.  `--thorough` runs all; so do the profiles of nightly runs and GPUs, and a command
-that names tests (a path, -k, -m, --kernel).  The closing summary counts what is left out.
+dtype, config, shape or architecture, one of each kind.  The profile `dev`, a person's first look,
+also leaves out the tests with the mark `for_ci`, and most of those with the mark `first_look`; CI
+runs both.  `--thorough` runs all; so do the profiles of nightly runs and GPUs, and a command that
+names tests (a path, -k, -m, --kernel).  The closing summary counts what is left out.
 
 A test belongs to the thorough tier by its mark (`thorough(values, keep=2)` marks parameters), or
 because its function has the marker `first_tier` and others of its parameters represent its kind.
@@ -96,35 +96,28 @@ def left_out(items: Sequence[pytest.Item], profile: str = "ci") -> list[pytest.I
     """The items that a whole run in this profile, one of REDUCED, leaves out."""
     marks = ("thorough", "for_ci") if profile == "dev" else ("thorough",)
     found = [item for item in items if any(map(item.get_closest_marker, marks))]
-    functions: defaultdict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("first_tier") is not None and hasattr(item, "callspec"):
-            functions[item.nodeid.partition("[")[0]].append(item)
-    for name, tests in functions.items():
+    of_kinds = [item for item in items if hasattr(item, "callspec")]
+    for name, tests in _marked_functions(of_kinds, "first_tier").items():
         kinds = [_kinds(item) for item in tests]
         kept = representatives(kinds, crc32(name.encode()))
         found += [item for n, item in enumerate(tests) if n not in kept]
     if profile == "dev":
         out = set(found)
-        found += _behind_a_first_look([item for item in items if item not in out])
+        left = [item for item in items if item not in out]
+        for name, tests in _marked_functions(left, "first_look").items():
+            (most,) = tests[0].get_closest_marker("first_look").args  # type: ignore[union-attr]
+            kept = spread(len(tests), most, crc32(name.encode()))
+            found += [item for n, item in enumerate(tests) if n not in kept]
     return list(dict.fromkeys(found))
 
 
-def _behind_a_first_look(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Of the functions that are marked `first_look(n)` the tests that are not among n."""
+def _marked_functions(items: Sequence[pytest.Item], mark: str) -> dict[str, list[pytest.Item]]:
+    """The items with a mark, by their function."""
     functions: defaultdict[str, list[pytest.Item]] = defaultdict(list)
-    most: dict[str, int] = {}
     for item in items:
-        mark = item.get_closest_marker("first_look")
-        if mark is not None:
-            name = item.nodeid.partition("[")[0]
-            functions[name].append(item)
-            most[name] = mark.args[0]
-    found = []
-    for name, tests in functions.items():
-        kept = spread(len(tests), most[name], crc32(name.encode()))
-        found += [item for n, item in enumerate(tests) if n not in kept]
-    return found
+        if item.get_closest_marker(mark) is not None:
+            functions[item.nodeid.partition("[")[0]].append(item)
+    return functions
 
 
 def spread(count: int, most: int, turn: int) -> set[int]:

@@ -26,6 +26,7 @@ from verify.cell import helper_files
 from verify.cell.helper_files import Unloadable
 from verify.cell.named_imports import named_from
 from verify.cell.process import (
+    CROWDED,
     PLAIN_CPU,
     PLAIN_CUDA,
     Cell,
@@ -46,7 +47,7 @@ from verify.variant.witness import meaning, witnesses
 
 _LARGEST_SOURCE = 64 << 20  # bytes
 _AT_ONCE = 8  # files that are loaded at the same time; each may take as much memory as a kernel
-_OTHERS = ("crash", "hang", "out of memory", "device busy")  # what another process can cause
+_OTHERS = ("crash", "hang", *CROWDED)  # what another process can cause
 
 
 @dataclass(frozen=True)

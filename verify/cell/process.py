@@ -69,6 +69,11 @@ _MODULES = re.compile(r"\nExtension modules: [^\n]*")
 _MOST_OUTPUT = 1 << 20  # bytes of its output that stay on the disk
 
 
+# Statuses that the other processes of the machine can cause: memory ran out, or the device lets no
+# further process use it.
+CROWDED = ("out of memory", "device busy")
+
+
 @dataclass(frozen=True)
 class Reply:
     """The outcome of a request.
@@ -94,9 +99,8 @@ class Reply:
 
     @property
     def crowded(self) -> bool:
-        """Whether it is a failure that the other processes of the machine can cause: memory ran
-        out, or the device lets no further process use it."""
-        return self.status in ("out of memory", "device busy")
+        """Whether others can have caused it; see `CROWDED`."""
+        return self.status in CROWDED
 
 
 def _bytes(value: object) -> int:

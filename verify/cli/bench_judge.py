@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from verify.campaign.judge import Judge
-from verify.campaign.targets import Target, excludes_here
+from verify.campaign.targets import Target
 from verify.cell.discovery import environment
 from verify.evidence import Recorder
 from verify.problem import Problem
@@ -48,9 +48,11 @@ LONG = Square("long", 64, (1 << 20, 1 << 20), (64, 1 << 17))
 
 
 def lines(declarations: Sequence[Declaration]) -> Iterator[str]:
-    """What was measured, a line each; none without a kernel whose launches are fast."""
-    named = {declaration.ref: declaration for declaration in declarations}
-    found = [named[ref] for ref in _VARIANTS if ref in named and not excludes_here(named[ref])]
+    """What was measured, a line each; none without a kernel whose launches are fast.
+
+    declarations: of variants that run here.
+    """
+    found = [declaration for declaration in declarations if declaration.ref in _VARIANTS]
     if not found:
         return
     with tempfile.TemporaryDirectory() as folder:

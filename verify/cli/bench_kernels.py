@@ -16,7 +16,7 @@ from verify import report as accuracy
 from verify.campaign.judged import judged
 from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, RunnerError, say
 from verify.cell.discovery import environment, roster
-from verify.cell.process import ForkServer
+from verify.cell.process import CROWDED, ForkServer
 from verify.cli.bench_selection import Request, last_record, select
 from verify.document import terminal
 from verify.evidence import new_run_id
@@ -47,7 +47,6 @@ from verify.variant import Declaration
 _PATIENCE = 60.0  # seconds for one peak
 _MOST_PROCESSES = 16  # that load and compile at the same time
 _KEPT_EVERY = 20.0  # seconds
-_CROWDED = ("out of memory", "device busy")  # what other processes can cause
 
 
 def bench_kernels(request: Request, console: Console) -> int:
@@ -271,7 +270,7 @@ def _status(record: Benchmark, asked: Collection[str]) -> int:
     for row in record["rows"]:
         if row["variant"] not in asked:
             continue
-        failed = row["outcome"] == "failed" and not row["reason"].startswith(_CROWDED)
+        failed = row["outcome"] == "failed" and not row["reason"].startswith(CROWDED)
         if failed or row.get("differs"):
             return FAILED
     interrupted = any(row["reason"] == INTERRUPTED for row in record["rows"])

@@ -169,6 +169,17 @@ def decode(shape: type[T], data: Any, where: str = "") -> T:
         raise ShapeError(place + why) from None
 
 
+def shortened(data: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """An object without the fields that have their usual value, which a file leaves out."""
+    return {name: has for name, has in data.items() if name not in usual or has != usual[name]}
+
+
+def completed(shape: type, data: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The object that `shortened` made smaller, its fields in the order of the shape's."""
+    names = [name for name in shape.__annotations__ if name in data or name in usual]
+    return {name: data[name] if name in data else usual[name] for name in names}
+
+
 def reader(shape: type[T]) -> Callable[[bytes], T]:
     """`decode` of one line of JSON.  It refuses all that `decode` refuses, and a few lines more:
     where it raises, ask `loads` and `decode`."""

@@ -20,15 +20,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from verify.cell.process import Cell, InfrastructureError, Reply, memory_limit
+from verify.cell.process import CROWDED, Cell, InfrastructureError, Reply, memory_limit
 from verify.machine import turns
 
 MOST = 32  # cases that are remembered; all are counted
 _FRESH = 2  # fresh processes to try if the judge's own code fails, or memory runs out
 _BESIDE = 3  # times to ask a shared GPU again for memory, before it is asked for alone
 _PAUSE = 3.0  # seconds for other processes to free memory
-# what earlier calls in the same process can cause
-_SHARED = ("raised", "crash", "out of memory", "device busy")
+_SHARED = ("raised", "crash", *CROWDED)  # what earlier calls in the same process can cause
 
 
 @dataclass(frozen=True)

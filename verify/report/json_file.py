@@ -12,7 +12,7 @@ from verify.report.schema import SCHEMA_VERSION, DTypeReport, Group, Oracle, Rep
 
 _DTYPES = 5  # the depth at which what a variant's dtype has is one line each
 # Counts of which most are 0, thousands of them: they are not in the file then.
-_COUNTS = {"oracles": (Oracle, "inapplicable"), "groups": (Group, "refused")}
+_COUNTS = {"oracles": (Oracle, {"inapplicable": 0}), "groups": (Group, {"refused": 0})}
 
 
 def dumps(report: Report) -> str:
@@ -27,23 +27,14 @@ def dumps(report: Report) -> str:
 def _without_zeros(dtype: DTypeReport) -> dict[str, Any]:
     found: dict[str, Any] = {**dtype}
     for part, (_, zero) in _COUNTS.items():
-        found[part] = [
-            {name: has for name, has in one.items() if has or name != zero} for one in found[part]
-        ]
+        found[part] = [strict_json.shortened(one, zero) for one in found[part]]
     return found
 
 
 def _fill(dtype: Any) -> None:
     """Put in the zeros that a file leaves out, where they were."""
     for part, (shape, zero) in _COUNTS.items():
-        dtype[part] = [
-            {
-                name: one.get(name, 0)
-                for name in shape.__annotations__
-                if name in one or name == zero
-            }
-            for one in dtype[part]
-        ]
+        dtype[part] = [strict_json.completed(shape, one, zero) for one in dtype[part]]
 
 
 def read(path: Path | str) -> Report:

@@ -8,11 +8,21 @@ from pathlib import Path
 from typing import Final, Literal, NotRequired, TypedDict, cast
 
 from verify.brief import counted, short
-from verify.evidence.strict_json import Free, Integer, Number, decode, dumps, loads
+from verify.evidence.strict_json import (
+    Free,
+    Integer,
+    Number,
+    completed,
+    decode,
+    dumps,
+    loads,
+    shortened,
+)
 from verify.timing.workloads import Workload
 
 SCHEMA_VERSION: Final = 1
 NAME: Final = "bench.json"
+_EMPTY: Final = {"build": "", "reason": ""}
 
 Outcome = Literal["timed", "failed", "left"]
 
@@ -250,9 +260,8 @@ def parse(text: str) -> Benchmark:
 
 
 def _filled(row: Row) -> Row:
-    empty = {"build", "reason"} | ({"differs"} if row["outcome"] == "timed" else set())
-    names = [name for name in Row.__annotations__ if name in row or name in empty]
-    return cast(Row, {name: row.get(name, "") for name in names})
+    usual = _EMPTY | ({"differs": ""} if row["outcome"] == "timed" else {})
+    return cast(Row, completed(Row, row, usual))
 
 
 def condensed(record: Benchmark) -> Benchmark:
@@ -291,7 +300,7 @@ def write(record: Benchmark, folder: Path, page: str) -> list[Path]:
     """Write bench.json and bench.md, which is `page`, into a folder; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / NAME, folder / "bench.md"]
-    rows = [{name: value for name, value in row.items() if value != ""} for row in record["rows"]]
+    rows = [shortened(row, _EMPTY | {"differs": ""}) for row in record["rows"]]
     paths[0].write_text(dumps({**record, "rows": rows}, depth=2) + "\n", encoding="utf-8")
     paths[1].write_text(page, encoding="utf-8", errors="backslashreplace")
     return paths

@@ -136,3 +136,18 @@ class TestJson:
     def test_other_spacing_reads_the_same(self, report, form):
         old = json.dumps(encode(report), **form)
         assert dumps(parse(loads(old))) == dumps(report)
+
+
+def test_counts_of_0_are_not_in_the_file_and_are_read_back(report):
+    text = dumps(report)
+    dtypes = [d for v in loads(text)["variants"] for d in v["dtypes"]]
+    counts = [one.get("inapplicable") for d in dtypes for one in d["oracles"]]
+    assert None in counts
+    assert 0 not in counts
+    again = parse(loads(text))
+    for variant, made in zip(again["variants"], report["variants"], strict=True):
+        for dtype, original in zip(variant["dtypes"], made["dtypes"], strict=True):
+            assert str(dtype["groups"]) == str(original["groups"])
+            for one, origin in zip(dtype["oracles"], original["oracles"], strict=True):
+                names = ("cases", "failures", "inapplicable")
+                assert [one[name] for name in names] == [origin[name] for name in names]
