@@ -17,7 +17,7 @@ from verify.evidence import load
 
 PLAIN = ROOT / "tests" / "sample_kernels" / "correct_plain.py"
 CHOICES = ("-n", "2", "--profile", "dev", "--examples", "2", "--dtype", "float32", "--run-id", "a")
-FEW = "counts or gathers"
+FEW = "counts_the or gathers_the"  # two tests with cases: one for each worker
 
 
 @pytest.mark.for_ci
