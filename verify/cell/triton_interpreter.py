@@ -13,6 +13,8 @@ truncate, lose carries and misread infinities.  `repair` replaces these places:
   round once.
 - minimum and maximum return the operand that is not NaN, unless NaN shall propagate, as min.f32 and
   max.f32 do.
+- A float among a launch's arguments is fp32, and annotated numbers are of the annotation's dtype
+  (`verify.cell.triton_interpreter_arguments`).
 - Scalar indices: one-element arrays become Python integers again (numpy >= 2.4 refuses that for
   triton 3.6).
 - Needless work is left out (`verify.cell.triton_interpreter_waste`), and of programs that take the

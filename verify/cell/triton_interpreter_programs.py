@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from verify.cell.triton_interpreter_plans import Array
+from verify.cell.triton_interpreter_arguments import converter
+from verify.cell.triton_interpreter_plans import Array, Overlap
 from verify.cell.triton_interpreter_recording import Now, record_reductions, recording_builder
 from verify.cell.triton_interpreter_replay import Recording, Tape
 
-_MOST_TAPES = 24
+_MOST_TAPES = 192  # of kernels and arguments; a campaign takes its configs in turn
 _WORTH = 4  # programs: to record one takes as long as to interpret two or three
 
 
@@ -21,12 +23,15 @@ def replay_programs(interpreter: Any) -> None:
     """Replace the loop over a launch's programs."""
     record_reductions(interpreter)
     recorder = _Recorder(interpreter)
-    tapes: dict[Any, Tape] = {}
+    tapes: OrderedDict[Any, Tape] = OrderedDict()
     signatures: dict[Any, Any] = {}
+    converters: dict[Any, Callable[[str, Any], Any]] = {}
 
     def launch(self: Any, *args_dev: Any, **kwargs: Any) -> None:
         if self.fn not in signatures:
             signatures[self.fn] = inspect.getfullargspec(self.fn).args
+            converters[self.fn] = converter(interpreter, self.fn)
+        convert = converters[self.fn]
         kwargs = {name: value for name, value in kwargs.items() if name in signatures[self.fn]}
         args_host, kwargs_host = self._init_args_hst(args_dev, kwargs)
         for hook in self.pre_run_hooks:
@@ -35,7 +40,7 @@ def replay_programs(interpreter: Any) -> None:
         try:
             given = inspect.getcallargs(self.fn, *args_host, **kwargs_host)
             given = {
-                name: value if name in self.constexprs else interpreter._implicit_cvt(value)
+                name: value if name in self.constexprs else convert(name, value)
                 for name, value in given.items()
             }
             grid = self.grid(given) if callable(self.grid) else self.grid
@@ -94,12 +99,16 @@ class _Recorder:
             program = [np.array([n], np.int32) for n in self.builder.grid_idx]
             try:
                 effects = tape.replay(program)
+            except Overlap:
+                tape.closed = True
+                fn(**given)
+                return
             except Exception:  # too long, or wrong: the interpreter tells what
                 fn(**given)
                 return
             if effects is not None:
-                for made, arrays in effects:
-                    made(*arrays)
+                for effect in effects:
+                    effect.made(*effect.arrays)
                 return
         if left < _WORTH:
             fn(**given)
@@ -144,7 +153,7 @@ def _watched_write(handle: Any, data: Array) -> None:
 
 
 def _tape_of(
-    interpreter: Any, tapes: dict[Any, Tape], fn: Any, given: dict[str, Any]
+    interpreter: Any, tapes: OrderedDict[Any, Tape], fn: Any, given: dict[str, Any]
 ) -> tuple[Tape | None, list[Any]]:
     """The tape for these arguments, and the handles of their tensors; None if they hold anything
     whose kind is not known."""
@@ -153,9 +162,11 @@ def _tape_of(
         key = (fn, tuple(_kind(interpreter, value, handles) for value in given.values()))
     except TypeError:
         return None, []
-    if key not in tapes:
+    if key in tapes:
+        tapes.move_to_end(key)
+    else:
         if len(tapes) >= _MOST_TAPES:
-            tapes.clear()
+            tapes.popitem(last=False)
         first = 6 + len(handles)
         tapes[key] = Tape(first, [None] * first)
     return tapes[key], handles

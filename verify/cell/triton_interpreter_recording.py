@@ -13,7 +13,7 @@ import numpy as np
 
 from verify.cell.triton_interpreter_formats import PACKED
 from verify.cell.triton_interpreter_handles import handles_in, with_handles
-from verify.cell.triton_interpreter_plans import Array
+from verify.cell.triton_interpreter_plans import Array, Places
 from verify.cell.triton_interpreter_replay import Recording
 from verify.cell.triton_interpreter_steps import quick, quick_reduction, same, stores
 
@@ -26,6 +26,15 @@ _LOADS = (
     *("create_load", "create_masked_load", "create_tensor_pointer_load"),
     *("create_descriptor_load", "create_descriptor_gather"),
 )
+# Where the addresses and the mask of these are among the handles that they get.
+_PLACES = {
+    "create_load": Places(0),
+    "create_masked_load": Places(0, 1),
+    "create_store": Places(0),
+    "create_masked_store": Places(0, 2),
+    "create_atomic_rmw": Places(0, 2),
+    "create_atomic_cas": Places(0),
+}
 # Operations that do more than to make arrays, or in an order of their own.
 _UNRECORDED = ("create_print", "create_assert", "create_assume")
 _POINTERS = ("create_make_block_ptr", "create_advance", "create_make_tensor_descriptor")
@@ -141,7 +150,8 @@ def _operation(interpreter: Any, name: str, method: Callable[..., Any]) -> Any:
         made = _rerun(interpreter, self, method, given, operands, named)
         if not named and recording.extending:
             made = _quicker(interpreter, name, given, operands, results, recording) or made
-        recording.add(made, operands, results, effect=effect, reads=reads)
+        places = _PLACES.get(name)
+        recording.add(made, operands, results, effect=effect, reads=reads, places=places)
         return result
 
     return operation

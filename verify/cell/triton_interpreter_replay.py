@@ -24,7 +24,15 @@ from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
 
-from verify.cell.triton_interpreter_plans import Array, Effect, Plan, Step, follow, plain
+from verify.cell.triton_interpreter_plans import (
+    Array,
+    Effect,
+    Places,
+    Plan,
+    Step,
+    follow,
+    plain,
+)
 
 _LONGEST = 3000  # operations of a path: longer ones are interpreted
 _LONG = "a long path"
@@ -114,7 +122,7 @@ class Tape:
 
     def replay(self, program: list[Array]) -> list[Effect] | None:
         """Make the operations of a program with these ids; returns its effects, which the caller
-        makes, or None if the path is not on record.  Raises `Closed`."""
+        makes, or None if the path is not on record.  Raises `Closed` and `Overlap`."""
         self.base += self.registers[len(self.base) :]  # recorded since the last program
         registers = self.base.copy()
         registers[:_PROGRAM_IDS] = program
@@ -255,6 +263,7 @@ class Recording:
         *,
         effect: bool = False,
         reads: bool = False,
+        places: Places | None = None,
     ) -> None:
         """Note an operation that made the arrays of the handles `results` of those of `given`."""
         if self.lost:
@@ -270,7 +279,8 @@ class Recording:
             for each in results:
                 self.known(each, _CONSTANT)
             return
-        if reads and self.changed:
+        late = reads and self.changed
+        if late and (places is None or len(results) != 1):
             self.lose("a load after a store")
             return
         self.changed = self.changed or effect
@@ -283,7 +293,10 @@ class Recording:
                 self._kept(each) if register == _CONSTANT else register
                 for each, register in zip(given, registers, strict=True)
             ]
-            step = self._step(made, kept, 0 if effect else len(results), effect, reads)
+            begin = len(self.tape.registers)
+            to = tuple(range(begin, begin + (0 if effect else len(results))))
+            step = Step(made, tuple(kept), to, effect, reads, places, late)
+            self._append(step)
         else:
             known = self._on_record(registers, 0 if effect else len(results), effect)
             if known is None:
@@ -293,22 +306,17 @@ class Recording:
         for n, each in enumerate(results):
             self.known(each, _EFFECT if effect else step.to[n])
 
-    def _step(
-        self, made: Callable[..., Any], given: list[int], count: int, effect: bool, reads: bool
-    ) -> Step:
-        """A new step of the branch, with `count` results."""
+    def _append(self, step: Step) -> None:
+        """Put a new step at the end of the branch."""
         tape, branch = self.tape, self.branch
-        begin = len(tape.registers)
-        tape.registers += [None] * count
-        step = Step(made, tuple(given), tuple(range(begin, begin + count)), effect, reads)
+        tape.registers += [None] * len(step.to)
         for each in step.to:
             tape.made_by[each] = branch
-        if reads or effect or not tape.own.isdisjoint(given):
+        if step.reads or step.effect or not tape.own.isdisjoint(step.given):
             tape.own.update(step.to)
-        for each in given:
+        for each in step.given:
             tape.used_by.setdefault(each, []).append(branch)
         branch.steps.append(step)
-        return step
 
     def _on_record(self, given: list[int], count: int, effect: bool) -> Step | None:
         """The branch's next step, if it is one with these registers; a constant has one of its own

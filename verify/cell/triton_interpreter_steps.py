@@ -43,8 +43,11 @@ def quick_reduction(interpreter: Any, reduction: Any, result: Array) -> Made | N
     if combine is None or not isinstance(reduction, interpreter.ReduceOps):
         return None
     reduce, axis, keeps, kind = combine.reduce, reduction.axis, reduction.keep_dims, result.dtype
-    if reduction.axis is None or not result.shape or result.size == 1:
+    if reduction.axis is None or (combine is np.add and (not result.shape or result.size == 1)):
         return None
+    if not result.shape or result.size == 1:
+        shape, plain = result.shape, np.asarray
+        return lambda x: plain(reduce(x, axis=axis)).reshape(shape)
     if combine is np.add:
         return lambda x: reduce(x, axis=axis, keepdims=keeps).astype(kind, copy=False)
     return lambda x: reduce(x, axis=axis, keepdims=keeps)
@@ -73,6 +76,8 @@ def _cast(interpreter: Any, source: Any, target: Any, result: Any) -> Made | Non
 def _add_pointer(interpreter: Any, pointer: Any, offset: Any, result: Any) -> Made:
     width = np.uint64(max(1, pointer.get_element_ty().primitive_bitwidth // 8))
     unsigned = np.uint64
+    if offset.data.dtype == np.int64:
+        return lambda p, o: p + width * o.view(unsigned)
     return lambda p, o: p + width * o.astype(unsigned)
 
 
@@ -128,6 +133,32 @@ def _masked_load(interpreter: Any, pointers: Any, mask: Any, other: Any, *given:
     return lambda p, m: load(p, m, nothing, kind)
 
 
+def _dot(interpreter: Any, left: Any, right: Any, added: Any, *given: Any) -> Made | None:
+    """Without the checks of `_repair_dot`; tf32 has none."""
+    from triton._C.libtriton import ir
+
+    names = [each.dtype.scalar.name for each in (left, right, added)]
+    wide = [_TO_FP32.get(name) for name in names]
+    tf32 = names[0] == "fp32" and given[0] == ir.INPUT_PRECISION.TF32
+    if tf32 or names[2] != "fp32" or wide[0] is None or wide[1] is None:
+        return None
+    a_wide, b_wide = wide[0], wide[1]
+    product, ignored = np.matmul, np.errstate
+
+    def made(a: Array, b: Array, d: Array) -> Array:
+        with ignored(all="ignore"):
+            found: Array = product(a_wide(a), b_wide(b)) + d
+            return found
+
+    return made
+
+
+_TO_FP32: dict[str, Made] = {
+    "fp32": lambda x: x,
+    "fp16": lambda x: x.astype(np.float32),
+    "bf16": lambda x: (x.astype(np.uint32) << np.uint32(16)).view(np.float32),
+}
+
 _QUICK: dict[str, Callable[..., Made | None]] = {
     "cast_impl": _cast,
     "create_addptr": _add_pointer,
@@ -138,6 +169,7 @@ _QUICK: dict[str, Callable[..., Made | None]] = {
     "create_broadcast": _broadcast,
     "create_splat": _splat,
     "create_trans": _transpose,
+    "create_dot": _dot,
     "create_load": _load,
     "create_masked_load": _masked_load,
 }

@@ -121,7 +121,8 @@ class Left(TypedDict):
 
 class Trial(TypedDict):
     """A short trial of a variant's configs, by which the first one is chosen for all workloads of
-    the same direction, head dim and mask.
+    the same direction, head dim and mask, and of as many heads in all if they have none of their
+    own.
 
     workload: on which they were tried.  seconds: median of a few calls by config; those that did
     not work are not there.
@@ -233,12 +234,18 @@ def best_config(
 
 
 def chosen(trials: Iterable[Trial], variant: str, dtype: str, workload: Workload) -> str | None:
-    """The fastest config of the trial that stands for this workload, or None if there is none."""
+    """The fastest config of the trial that stands for this workload, or None if there is none: of
+    those of its kind, that of the nearest number of heads in all."""
+    found: dict[float, Trial] = {}
     for one in trials:
         tried = workload_of(one["workload"])
         if (one["variant"], one["dtype"]) == (variant, dtype) and tried.kind == workload.kind:
-            return min(one["seconds"], key=lambda config: float(one["seconds"][config]))
-    return None
+            pair = tried.heads_in_all, workload.heads_in_all
+            found.setdefault(max(pair) / min(pair), one)
+    if not found:
+        return None
+    seconds = found[min(found)]["seconds"]
+    return min(seconds, key=lambda config: float(seconds[config]))
 
 
 def read(path: Path) -> Benchmark:

@@ -1,8 +1,9 @@
 """Short trials: which config of a variant is timed first, and alone under `--best`.
 
 A suite has thousands of rows, and most readers want the fastest config of each variant. So the
-configs of a variant are tried before, a few calls each, on one workload of each direction, head dim
-and mask. Only configs with passing verdicts are candidates: a fast wrong one is never chosen.
+configs of a variant are tried before, a few calls each, on one workload of each direction, head
+dim, mask and number of heads in all. Only configs with passing verdicts are candidates: a fast
+wrong one is never chosen.
 """
 
 from __future__ import annotations
@@ -68,15 +69,14 @@ def _groups(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
     several, in the order in which they are timed."""
     kinds: dict[tuple[object, ...], dict[Workload, list[Candidate]]] = {}
     for one in candidates:
-        kind = (one.declaration.ref, one.dtype, *one.workload.kind)
+        kind = (one.declaration.ref, one.dtype, *one.workload.kind, one.workload.heads_in_all)
         kinds.setdefault(kind, {}).setdefault(one.workload, []).append(one)
     places = (of_workload[min(of_workload, key=_distance)] for of_workload in kinds.values())
     return [group for group in places if len(group) > 1]
 
 
-def _distance(workload: Workload) -> tuple[float, int]:
-    longer = max(workload.seqlen, _LENGTH) / min(workload.seqlen, _LENGTH)
-    return longer, workload.batch * workload.heads
+def _distance(workload: Workload) -> float:
+    return max(workload.seqlen, _LENGTH) / min(workload.seqlen, _LENGTH)
 
 
 def ordered(

@@ -51,8 +51,13 @@ class Workload:
 
     @property
     def kind(self) -> tuple[Direction, int, Mask]:
-        """What decides which config is fast, beside the lengths."""
+        """What decides which config is fast, beside the lengths and the number of heads."""
         return self.direction, self.head_dim, self.mask
+
+    @property
+    def heads_in_all(self) -> int:
+        """Of all batches: how much work there is for each length, which decides, too."""
+        return self.batch * self.heads
 
     @property
     def scores(self) -> float:

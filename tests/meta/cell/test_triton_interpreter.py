@@ -82,6 +82,22 @@ def sums(x, total, rows, running):
     tl.store(rows + i, tl.sum(tile, 1))
     tl.store(running + i[:, None] * 32 + i[None, :], tl.cumsum(tile, 0))
 
+HALF = tl.float16
+
+@triton.jit
+def numbers(x, out, factor, half: HALF, wide: "i64", narrow, pair):
+    i = tl.arange(0, 1024)
+    tl.store(out + i, tl.load(x + i) * factor)
+    tl.store(out + 1024, factor * 1.1)
+    tl.store(out + 1025, half)
+    tl.store(out + 1026, ((wide * wide) >> 32).to(tl.float32))
+    tl.store(out + 1027, ((narrow * narrow) >> 16).to(tl.float32))
+    tl.store(out + 1028, tl.load(x) * pair[1] + pair[0])
+
+@triton.jit
+def integer(n: tl.int32):
+    pass
+
 @triton.jit
 def atomic(x):
     tl.atomic_add(x, tl.load(x))
@@ -137,6 +153,16 @@ out = torch.empty(8 * 1024, dtype=torch.bfloat16)
 arithmetic[(1,)](a, b, out, 1024, 1024)
 results["arithmetic"] = out.view(8, 1024).float().numpy()
 
+for name in ("bf16", "fp16"):
+    x, out = torch.from_numpy(data["left"]).to(targets[name]).flatten(), torch.empty(1029)
+    numbers[(1,)](x, out, data["factor"].item(), 0.3, 3 << 20, 3 << 14, (2, 0.7))
+    results["numbers-" + name] = out.numpy()
+for given in (1.5, 1 << 31):
+    try:
+        integer[(1,)](given)
+    except Exception as error:
+        results["integer-" + type(given).__name__] = np.array(type(error).__name__)
+
 nan, out = float("nan"), torch.empty(16)
 extremes[(1,)](torch.tensor([1.0, nan, 2.0, nan]), torch.tensor([0.0, 3.0, nan, nan]), out)
 results["extremes"] = out.numpy()
@@ -170,6 +196,7 @@ def inputs():
         "bits16": np.arange(1 << 16, dtype=np.uint16).view(np.int16),
         "bits8": np.arange(1 << 8, dtype=np.uint8),
         "fp64": np.concatenate([ties * (1 + 2.0**-40), ties]),
+        "factor": np.array([0.1]),
         "left": random.standard_normal((32, 32)).astype(np.float32),
         "right": random.standard_normal((32, 32)).astype(np.float32),
     }
@@ -352,6 +379,26 @@ def test_bf16_arithmetic_works_on_values(child, inputs):
         .numpy()
     )
     assert_same(child["arithmetic"].astype(np.float64), expected)
+
+
+@pytest.mark.parametrize("name", SIXTEEN)
+def test_numbers_have_the_types_of_a_compiled_kernel(child, inputs, name):
+    """Of a 16-bit block times a float argument, the block is extended to fp32."""
+    found = child[f"numbers-{name}"]
+    x = torch.from_numpy(inputs["left"]).to(SIXTEEN[name]).flatten().float().numpy()
+    factor = np.float32(0.1)
+    np.testing.assert_array_equal(found[:1024], x * factor)
+    assert (found[:1024] != (x * factor).astype(np.float16)).mean() > 0.5
+    assert found[1024] == factor * np.float32(1.1) != np.float32(0.1 * 1.1)
+    assert found[1025] == np.float16(0.3)
+    assert found[1026] == 9 << 8  # (3 << 20) ** 2 does not fit into 32 bits
+    assert found[1027] == np.int32((9 << 28) - (1 << 32)) >> 16  # and wraps where nothing says so
+    assert found[1028] == x[0] * np.float32(0.7) + np.float32(2)
+
+
+def test_a_number_that_its_annotation_cannot_hold_is_refused(child):
+    assert str(child["integer-float"]) == "TypeError"
+    assert str(child["integer-int"]) == "OverflowError"
 
 
 def test_min_and_max_drop_nan_unless_asked(child):

@@ -170,8 +170,12 @@ def test_a_trial_finds_the_config_that_is_timed_first_or_alone(
     assert [row["config"] for row in record["rows"]] == ["m32", "m32", "m16", "m16"]
     for one in record["trials"]:
         assert one["seconds"]["m16"] > 0.02 > one["seconds"]["m32"]
-    assert bench(*asked, "--best", "--mask", "full") == 0
-    assert [row["config"] for row in read(folder())["rows"]] == ["m32"]
+    shapes = ("--shapes", "1,2,32,8", "--shapes", "2,1,16,8", "--shapes", "1,4,32,8")
+    assert bench(*asked, *shapes, "--best", "--mask", "full") == 0
+    record = read(folder())
+    assert [row["config"] for row in record["rows"]] == ["m32"] * 3
+    # 2 heads in all at the length nearest to 4096, and 4
+    assert [one["workload"]["heads"] for one in record["trials"]] == [2, 4]
     # What was tried of this source is not tried again; of another source it is.
     monkeypatch.setattr("verify.timing.session.Session.trial", lambda self, candidate: 1 / 0)
     assert bench(*asked, "--best", "--mask", "full") == 0

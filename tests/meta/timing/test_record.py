@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,28 @@ def test_a_trial_stands_for_all_lengths_of_its_kind() -> None:
     assert best_config(compared, "a", "float16", WORKLOAD) == "slow"  # type: ignore[arg-type]
     assert best_config({**made, "trials": []}, "a", "float16", WORKLOAD) == "slow"
     assert best_config(made, "a", "bfloat16", WORKLOAD) is None
+
+
+def test_a_trial_of_as_many_heads_comes_first() -> None:
+    """One persistent config is fast with 8 heads, and another one with 128."""
+    few: Trial = {
+        "variant": "a",
+        "source_hash": "0123456789abcdef",
+        "dtype": "float16",
+        "workload": {**SHAPE, "batch": 1, "heads": 8},
+        "seconds": {"persistent": 1e-3, "plain": 2e-3},
+    }
+    many: Trial = {
+        **few,
+        "workload": {**SHAPE, "batch": 4, "heads": 32},
+        "seconds": {"persistent": 2e-2, "plain": 1e-2},
+    }
+    for trials in ([few, many], [many, few]):
+        made = record(trials=trials)
+        of = partial(best_config, made, "a", "float16")
+        assert of(replace(WORKLOAD, batch=2, heads=64)) == "plain"
+        assert of(replace(WORKLOAD, batch=2, heads=4)) == "persistent"
+        assert of(replace(WORKLOAD, batch=1, heads=16)) == "persistent"  # the nearer one
 
 
 def test_tables_by_length() -> None:
