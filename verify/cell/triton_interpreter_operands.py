@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -133,13 +134,16 @@ def _convert_once(semantic: Any, core: Any, log: _Log) -> None:
         right = _key(rhs, tensor_class)
         flags = (allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
         of_pair = (left, right, flags)
-        plan = plans.get(of_pair)
+        if of_pair not in plans:
+            recording = Now.recording
+            # A path has the same steps whether it is recorded before or after this.
+            with nullcontext() if recording is None else recording.unnoted():
+                # Raises if they have no common type.
+                converted: tuple[Any, Any] = make_alike(self, lhs, rhs, *flags)
+            plans[of_pair] = _plan(core, lhs, rhs, converted) if left and right else None
+        plan = plans[of_pair]
         if plan is None:
-            # Raises if they have no common type.
-            converted: tuple[Any, Any] = make_alike(self, lhs, rhs, *flags)
-            if of_pair not in plans:
-                plans[of_pair] = _plan(core, lhs, rhs, converted) if left and right else None
-            plan = plans[of_pair]
+            converted = make_alike(self, lhs, rhs, *flags)
         else:
             first, second = plan
             converted = (
@@ -181,12 +185,19 @@ def _log_operations(builder: Any, log: _Log) -> None:
     def logged_addptr(self: Any, ptr: Any, offset: Any) -> Any:
         result = create_addptr(self, ptr, offset)
         width = max(1, ptr.get_element_ty().primitive_bitwidth // 8)
-        log.add(_Operation(lambda a, b: a + width * b.astype(np.uint64), ptr, offset, result))
+        log.add(_Operation(partial(_added, width), ptr, offset, result))
         return result
 
     builder.binary_op = logged_binary
     builder.create_idiv = logged_idiv
     builder.create_addptr = logged_addptr
+
+
+def _added(width: int, addresses: Array, offsets: Array) -> Array:
+    same_bits = offsets.dtype == np.int64
+    offsets = offsets.view(np.uint64) if same_bits else offsets.astype(np.uint64)
+    found: Array = addresses + width * offsets
+    return found
 
 
 def _compute_at_once(interpreter: Any, name: str, log: _Log) -> None:

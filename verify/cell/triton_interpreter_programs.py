@@ -191,12 +191,14 @@ def _kind(interpreter: Any, value: Any, handles: list[Any]) -> Any:
         return type(value).__name__, value
     if isinstance(value, core.dtype):
         return "dtype", value.name
-    if isinstance(value, interpreter.TensorDescHandle):
-        return "descriptor", _kind(interpreter, tuple(vars(value).values()), handles)
-    if isinstance(value, core.tensor_descriptor_base):
+    if isinstance(value, (interpreter.TensorDescHandle, core.tensor_descriptor_base)):
         return type(value).__name__, _kind(interpreter, tuple(vars(value).values()), handles)
     if isinstance(value, core.block_type):
         return "block", value.name
+    if isinstance(value, core.tensor_descriptor_base_type):  # sizes and strides are beside it
+        return type(value).__name__, value.block_type.name
+    if type(value).__module__.startswith("triton._C"):  # one of its enums
+        return type(value).__name__, int(value)
     if callable(value):
         return value
     raise TypeError(type(value))

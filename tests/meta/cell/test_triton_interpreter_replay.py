@@ -11,6 +11,7 @@ import sys
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 from verify.cell import triton_interpreter_programs as programs
 from verify.cell.triton_interpreter import repair
 from verify.cell.triton_interpreter_replay import Tape
@@ -82,6 +83,11 @@ def blocks(x, out, rows, N: tl.constexpr):
         if N == 0 else total.to(out.dtype.element_ty), boundary_check=(0,))
 
 @triton.jit
+def described(source, target, N: tl.constexpr):
+    row = tl.program_id(0)
+    target.store([row, 0], source.load([row, 0]) * 2)
+
+@triton.jit
 def peeking(x, out, N: tl.constexpr):
     row, i = tl.program_id(0), tl.arange(0, N)
     first = int(tl.load(x + row).handle.data.item())  # no language function reads it
@@ -123,6 +129,9 @@ def launched():
             out = torch.zeros_like(x)
             kernel[(12,)](x, out, *more, 16)
             shown(out)
+        out = torch.zeros_like(x)
+        described[(12,)](*(TensorDescriptor.from_tensor(each, [1, 16]) for each in (x, out)), 16)
+        shown(out)
     values = torch.tensor([1, 5, 2, 0, 3, 1, 1, 2, 0, 0, 7, 5], dtype=torch.int32)
     out = torch.zeros(5, dtype=torch.int32)
     counting[(12,)](values, out, 16)
@@ -134,6 +143,10 @@ def launched():
 
 replayed = launched()
 share = counts[1] / counts[0]
+counts[:] = [0, 0]
+x, out = torch.randn(12, 16), torch.zeros(12, 16)
+described[(12,)](*(TensorDescriptor.from_tensor(each, [1, 16]) for each in (x, out)), 16)
+counts == [12, 12] and torch.equal(out, 2 * x) or sys.exit(f"descriptors: {counts}")
 launched() == replayed or sys.exit("another launch differs")
 programs._WORTH = 1 << 30
 Tape.replay = lambda self, given: None
