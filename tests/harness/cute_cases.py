@@ -15,6 +15,7 @@ SHAPES = (
     "sq=65,skv=97,scale=-0.3",
     "sq=9,skv=40,scale=0.0",
     "sq=140,skv=257,mask=causal,dist=increasing",
+    "sq=70,skv=300,dist=sink,scale=40.0",  # a block whose weights are 0 beside the next one
     "sq=140,skv=300,mask=window.20.9",
     "b=2,hq=2,hkv=1,sq=66,skv=65,lq=bshd.p8,lk=sbhd.o8,lv=bhsd.p16.xb,lo=bshd.p8.o8",
 )

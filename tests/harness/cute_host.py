@@ -180,8 +180,8 @@ class Program:
         mask = mask_build(args)
         tables = mask_tables(args, mask)
         if hidden is not None:
-            bounds = problem.mask.row_bounds(args.batch, args.seqlen_q, args.seqlen_kv)
-            for batch, end in enumerate(bounds[1].amax(1).tolist()):
+            low, high = problem.mask.row_bounds(args.batch, args.seqlen_q, args.seqlen_kv)
+            for batch, end in enumerate(high.where(low < high, 0).amax(1).tolist()):
                 k[batch, :, end:] = hidden
                 v[batch, :, end:] = hidden
         arguments = kernel.FAMILY.arguments(args, out, lse, mask, tables)

@@ -44,7 +44,7 @@ early or as late as waits allow. The questions are those of `tests/harness/ptx_c
 the bounds of O and LSE, by what lies around the tensors and by bank conflicts. A mutant whose
 builds all have the machine code of the right kernel is not asked: it survives, too."""
 _CUTE = """Each mutant has one change by an operator of `tests/mutants/cuda/operators.py` in a
-source of `cute-flash-forward`. A host compiler compiled two builds of it with CuTe's own layouts,
+source of `cute-flash-forward`. A host compiler compiled three builds of it with CuTe's own layouts,
 swizzles and partitions; they ran as those above, and were asked what `tests/harness/cute_cases.py`
 lists."""
 

@@ -54,6 +54,7 @@ struct Copy {
     unsigned size;   // of the whole copy
     unsigned bytes;  // that are read; zeros follow
     int group;
+    unsigned char there[16];  // what lay where it goes
 };
 
 struct Target {
@@ -136,6 +137,13 @@ inline unsigned char* shared_at(unsigned address, unsigned size = 16) {
         return shared;
     }
     return shared + address;
+}
+
+// Fail if anything but this copy, which has not landed, has written where it goes.
+inline void check_way(const Copy& copy) {
+    if (std::memcmp(shared_at(copy.to, copy.size), copy.there, copy.size) != 0) {
+        fail("a write to where a copy is on its way", copy.to);
+    }
 }
 
 inline void land(const Copy& copy) {
@@ -272,6 +280,11 @@ inline bool run_block(unsigned index, unsigned threads, bool backwards) {
         }
         count_copies();
         if (state == State::done) {
+            for (const Thread& thread : block.threads) {
+                for (const Copy& copy : thread.copies) {
+                    check_way(copy);
+                }
+            }
             break;
         }
     }

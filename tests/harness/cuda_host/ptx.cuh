@@ -256,9 +256,10 @@ inline void copy(u32 to, const void* from, unsigned size, u32 bytes) {
         host::fail("more bytes to copy than the copy has", bytes);
     }
     host::Thread& self = *host::block.current;
-    const host::Copy copy{to, from, size, bytes, self.groups};
+    host::Copy copy{to, from, size, bytes, self.groups, {}};
     self.targets.push_back({to, size});
     if (host::block.late) {
+        std::memcpy(copy.there, host::shared_at(to, size), size);
         self.copies.push_back(copy);
     } else {
         host::land(copy);
@@ -287,6 +288,7 @@ void cp_async_wait_group() {
     std::vector<host::Copy> left;
     for (const host::Copy& copy : self.copies) {
         if (copy.group < self.groups - N) {
+            host::check_way(copy);
             host::land(copy);
         } else {
             left.push_back(copy);

@@ -34,20 +34,25 @@ from verify.problem import Problem
 Built = tuple[Choice, CudaMutant | None]
 """A build of a mutant, or of the kernel as it is."""
 
-# Keys that no row of a sequence sees may hold anything.
-_SPOILED = "b=2,sq=64,skv=200,mask=lengths.64_64.70_0"
+_CONFIGS = (*kernel.CONFIGS, *kernel.CONFIGS_D64)
+# Keys that no row of a sequence sees may hold anything; the empty rows of the second problem have
+# their empty intervals there.
+_SPOILED = (
+    "b=2,sq=64,skv=200,mask=lengths.64_64.70_0",
+    "b=2,sq=128,skv=200,mask=window.20.9.tl+lengths.128_128.70_0",
+)
 # A local variable that is read before it is set is no number that could be right by luck.
 _OPTIONS = ("-ftrivial-auto-var-init=pattern",)
 
 
 def questions(build: Choice) -> list[Question]:
     """Each problem once, with the schedules in turn; then one of several blocks with the others,
-    and one whose unseen keys are NaN."""
+    and some whose unseen keys are NaN."""
     given = [_problem(build, text) for text in MASKS + SHAPES]
     count = len(SCHEDULES)
     every = [Question(build, problem, n % count) for n, problem in enumerate(given)]
     every += [Question(build, given[0], n) for n in range(1, count)]
-    every.append(Question(build, _problem(build, _SPOILED), 0, spoiled=True))
+    every += [Question(build, _problem(build, text), 0, spoiled=True) for text in _SPOILED]
     return every
 
 
@@ -142,7 +147,7 @@ class CuteHunt(HostHunt):
         loaded = ctypes.CDLL(str(library))
         entry = loaded[f"run_{library.stem}"]
         entry.restype = ctypes.c_char_p
-        config = kernel.CONFIGS[choice.config]
+        config = _CONFIGS[choice.config]
         program = Program(loaded, entry, config, choice.dtype, choice.head_dim)
         hidden = math.nan if question.spoiled else None
         order = vars(SCHEDULES[question.schedule])
@@ -188,7 +193,7 @@ def _named(mutants: Sequence[CudaMutant]) -> dict[str, CudaMutant | None]:
 
 def _built(place: Path, name: str, mutant: CudaMutant | None, choice: Choice) -> str:
     """The program of one build, whose sources are copied there."""
-    launch = kernel.launch(kernel.CONFIGS[choice.config], choice.dtype, choice.head_dim, "")
+    launch = kernel.launch(_CONFIGS[choice.config], choice.dtype, choice.head_dim, "")
     text = build(place, name, launch, {})
     if mutant is not None:
         changed = mutant.mutation.applied(source(mutant.edited))
