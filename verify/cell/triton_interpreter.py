@@ -50,6 +50,8 @@ _INTERNALS = {
     "_patch_attr": ("obj", "name", "member", "builder", "scope"),
     "tl.core.block_type": ("element_ty", "shape"),
     "tl.core.tensor": ("handle", "type"),
+    "tl.core.tensor_descriptor_base_type": ("block_type",),
+    "tl.str_to_ty": ("name", "c"),
     "TritonSemantic.broadcast_impl_value": ("self", "lhs", "rhs"),
     "TritonSemantic.binary_op_type_checking_impl": (
         "self",
