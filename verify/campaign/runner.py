@@ -109,7 +109,10 @@ class RunRequest:
             "--no-header",
             "--tb=short",
         ]
-        arguments += ["-n", self.workers, "--dist", "worksteal"] if self.workers != "0" else []
+        # One more process costs the verdict of one file more than it gains.
+        whole = self.workers == "auto" and not self.kernels
+        workers = device.workers_for_all() if whole else self.workers
+        arguments += ["-n", workers, "--dist", "worksteal"] if workers != "0" else []
         arguments += ["--run-id", self.run_id]
         arguments += ["--profile", self.profile] if self.profile else []
         arguments += ["--all-configs"] if self.all_configs else []

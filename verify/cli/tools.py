@@ -14,8 +14,7 @@ from verify.bundle import INSTALLED, ROOT
 from verify.campaign.runner import CLEAN, FAILED, RunnerError, say
 from verify.cli import options
 from verify.cli.options import UsageError, console, existing
-from verify.machine.cores import cores
-from verify.machine.device import visible_gpus
+from verify.machine.device import workers_for_all
 from verify.machine.places import published_parent, report_parent
 from verify.machine.starter import JUDGES, Program, launch
 
@@ -309,7 +308,7 @@ def test(arguments: tuple[str, ...]) -> int:
         )
     session = Program(
         module="verify.campaign.session",
-        arguments=["-n", _workers(), "--dist", "worksteal", *arguments],
+        arguments=["-n", workers_for_all(), "--dist", "worksteal", *arguments],
         environment=os.environ,
         given=0,
         output=1,
@@ -318,9 +317,3 @@ def test(arguments: tuple[str, ...]) -> int:
         leashed=True,
     )
     return launch(JUDGES, session).wait()
-
-
-def _workers() -> str:
-    """How many workers the suite has.  Without a GPU one more than cores: a tenth of the time of
-    its tests is waiting, for deadlines and for processes."""
-    return "auto" if visible_gpus() else str(cores() + 1)

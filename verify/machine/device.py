@@ -146,6 +146,12 @@ def visible_gpus() -> list[str]:
     return found
 
 
+def workers_for_all() -> str:
+    """How many workers a session has that asks all there is, as `-n` takes it.  Without a GPU one
+    more than cores: a tenth of its time is waiting, for deadlines and for processes."""
+    return "auto" if visible_gpus() else str(cores() + 1)
+
+
 def gpus_for(worker: str) -> str | None:
     """What CUDA_VISIBLE_DEVICES is to hold in a worker of pytest-xdist ("gw0", "gw1"...), so that
     workers have different GPUs: its own comes first, and it sees the others behind it.

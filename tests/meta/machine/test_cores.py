@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from verify.machine import cores
+from verify.machine import cores, device
 
 
 @pytest.fixture(autouse=True)
@@ -134,3 +134,10 @@ def test_a_campaign_takes_the_cores_it_may_use(monkeypatch: pytest.MonkeyPatch) 
     assert placement.place_workers() == 5
     words = RunRequest(kernels=(Path("one.py"),)).arguments()
     assert words[words.index("-n") + 1] == "auto"
+    for gpus, workers in (([], "6"), (["GPU-a"], "auto")):
+        monkeypatch.setattr(device, "visible_gpus", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(device, "cores", lambda: 5)
+        words = RunRequest().arguments()
+        assert words[words.index("-n") + 1] == workers
+        words = RunRequest(workers="2").arguments()
+        assert words[words.index("-n") + 1] == "2"
