@@ -18,7 +18,7 @@ from verify.campaign.runner import USAGE
 from verify.cell.process import ROOT
 from verify.cli import options, summary, tools
 from verify.evidence import load
-from verify.machine import settings
+from verify.machine import device, settings
 from verify.machine.starter import Program
 from verify.variant.validation import INPUT_DTYPES
 
@@ -237,8 +237,8 @@ def test_the_suite_has_a_worker_more_than_cores(
         return SimpleNamespace(wait=lambda: 5)
 
     monkeypatch.setattr(tools, "launch", launch)
-    monkeypatch.setattr(tools, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(tools, "cores", lambda: 2)
+    monkeypatch.setattr(device, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(device, "cores", lambda: 2)
     monkeypatch.setattr(sys, "argv", ["verify", "test", "-n", "1", "-x"])
     assert cli.main() == 5
     assert asked == [["-n", workers, "--dist", "worksteal", "-n", "1", "-x"]]
