@@ -24,6 +24,7 @@ import numpy as np
 
 from verify.cell.triton_interpreter_formats import PACKED, Array
 from verify.cell.triton_interpreter_recording import Now, note
+from verify.cell.triton_interpreter_steps import moved
 
 _INT32 = 1 << 31
 _TINY = 2.0**-126  # fp32's least normal number
@@ -185,19 +186,12 @@ def _log_operations(builder: Any, log: _Log) -> None:
     def logged_addptr(self: Any, ptr: Any, offset: Any) -> Any:
         result = create_addptr(self, ptr, offset)
         width = max(1, ptr.get_element_ty().primitive_bitwidth // 8)
-        log.add(_Operation(partial(_added, width), ptr, offset, result))
+        log.add(_Operation(partial(moved, width), ptr, offset, result))
         return result
 
     builder.binary_op = logged_binary
     builder.create_idiv = logged_idiv
     builder.create_addptr = logged_addptr
-
-
-def _added(width: int, addresses: Array, offsets: Array) -> Array:
-    same_bits = offsets.dtype == np.int64
-    offsets = offsets.view(np.uint64) if same_bits else offsets.astype(np.uint64)
-    found: Array = addresses + width * offsets
-    return found
 
 
 def _compute_at_once(interpreter: Any, name: str, log: _Log) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,21 +37,21 @@ class Places:
         return int(addresses.min()), int(addresses.max()) + _WIDEST
 
 
-@dataclass(slots=True)
+@dataclass
 class Effect:
     """An operation on memory that waits for the end of its program, and its operands."""
 
     made: Callable[..., Any]
     arrays: list[Array]
     places: Places | None
-    span: tuple[int, int] | None = None
-    measured: bool = False
+
+    @cached_property
+    def span(self) -> tuple[int, int] | None:
+        """As `Places.span`; all addresses, if its places are not known."""
+        return self.places.span(self.arrays) if self.places else (0, 1 << 64)
 
     def meets(self, span: tuple[int, int]) -> bool:
         """Whether it accesses any of these addresses."""
-        if not self.measured:
-            self.span = self.places.span(self.arrays) if self.places else (0, 1 << 64)
-            self.measured = True
         return self.span is not None and self.span[0] < span[1] and span[0] < self.span[1]
 
 

@@ -24,15 +24,15 @@ def replay_programs(interpreter: Any) -> None:
     record_reductions(interpreter)
     recorder = _Recorder(interpreter)
     tapes: OrderedDict[Any, Tape] = OrderedDict()
-    signatures: dict[Any, Any] = {}
-    converters: dict[Any, Callable[[str, Any], Any]] = {}
+    # By function: the names of its arguments, and what makes of them what it computes with.
+    signatures: dict[Any, tuple[list[str], Callable[[str, Any], Any]]] = {}
 
     def launch(self: Any, *args_dev: Any, **kwargs: Any) -> None:
         if self.fn not in signatures:
-            signatures[self.fn] = inspect.getfullargspec(self.fn).args
-            converters[self.fn] = converter(interpreter, self.fn)
-        convert = converters[self.fn]
-        kwargs = {name: value for name, value in kwargs.items() if name in signatures[self.fn]}
+            names = inspect.getfullargspec(self.fn).args
+            signatures[self.fn] = names, converter(interpreter, self.fn)
+        names, convert = signatures[self.fn]
+        kwargs = {name: value for name, value in kwargs.items() if name in names}
         args_host, kwargs_host = self._init_args_hst(args_dev, kwargs)
         for hook in self.pre_run_hooks:
             hook(*args_host, **kwargs_host)
@@ -99,11 +99,8 @@ class _Recorder:
             program = [np.array([n], np.int32) for n in self.builder.grid_idx]
             try:
                 effects = tape.replay(program)
-            except Overlap:
-                tape.closed = True
-                fn(**given)
-                return
-            except Exception:  # too long, or wrong: the interpreter tells what
+            except Exception as error:  # too long, or wrong: the interpreter tells what
+                tape.closed = isinstance(error, Overlap)
                 fn(**given)
                 return
             if effects is not None:

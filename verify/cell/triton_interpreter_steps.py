@@ -73,12 +73,16 @@ def _cast(interpreter: Any, source: Any, target: Any, result: Any) -> Made | Non
     return None
 
 
+def moved(width: int, addresses: Array, offsets: Array) -> Array:
+    """Addresses so many elements of `width` bytes further."""
+    same_bits = offsets.dtype == np.int64
+    offsets = offsets.view(np.uint64) if same_bits else offsets.astype(np.uint64)
+    found: Array = addresses + width * offsets
+    return found
+
+
 def _add_pointer(interpreter: Any, pointer: Any, offset: Any, result: Any) -> Made:
-    width = np.uint64(max(1, pointer.get_element_ty().primitive_bitwidth // 8))
-    unsigned = np.uint64
-    if offset.data.dtype == np.int64:
-        return lambda p, o: p + width * o.view(unsigned)
-    return lambda p, o: p + width * o.astype(unsigned)
+    return functools.partial(moved, max(1, pointer.get_element_ty().primitive_bitwidth // 8))
 
 
 def _divide(interpreter: Any, left: Any, right: Any, result: Any) -> Made:
@@ -137,27 +141,21 @@ def _dot(interpreter: Any, left: Any, right: Any, added: Any, *given: Any) -> Ma
     """Without the checks of `_repair_dot`; tf32 has none."""
     from triton._C.libtriton import ir
 
-    names = [each.dtype.scalar.name for each in (left, right, added)]
-    wide = [_TO_FP32.get(name) for name in names]
-    tf32 = names[0] == "fp32" and given[0] == ir.INPUT_PRECISION.TF32
-    if tf32 or names[2] != "fp32" or wide[0] is None or wide[1] is None:
+    of_a, of_b, of_d = (each.dtype.scalar.name for each in (left, right, added))
+    tf32 = of_a == "fp32" and given[0] == ir.INPUT_PRECISION.TF32
+    if tf32 or of_d != "fp32" or not {of_a, of_b} <= {"fp32", "fp16", "bf16"}:
         return None
-    a_wide, b_wide = wide[0], wide[1]
-    product, ignored = np.matmul, np.errstate
+
+    def wide(x: Array, name: str) -> Array:
+        return decode(x, name).astype(np.float32, copy=False)
 
     def made(a: Array, b: Array, d: Array) -> Array:
-        with ignored(all="ignore"):
-            found: Array = product(a_wide(a), b_wide(b)) + d
+        with np.errstate(all="ignore"):
+            found: Array = np.matmul(wide(a, of_a), wide(b, of_b)) + d
             return found
 
     return made
 
-
-_TO_FP32: dict[str, Made] = {
-    "fp32": lambda x: x,
-    "fp16": lambda x: x.astype(np.float32),
-    "bf16": lambda x: (x.astype(np.uint32) << np.uint32(16)).view(np.float32),
-}
 
 _QUICK: dict[str, Callable[..., Made | None]] = {
     "cast_impl": _cast,

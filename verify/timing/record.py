@@ -236,15 +236,17 @@ def best_config(
 def chosen(trials: Iterable[Trial], variant: str, dtype: str, workload: Workload) -> str | None:
     """The fastest config of the trial that stands for this workload, or None if there is none: of
     those of its kind, that of the nearest number of heads in all."""
-    found: dict[float, Trial] = {}
-    for one in trials:
-        tried = workload_of(one["workload"])
-        if (one["variant"], one["dtype"]) == (variant, dtype) and tried.kind == workload.kind:
-            pair = tried.heads_in_all, workload.heads_in_all
-            found.setdefault(max(pair) / min(pair), one)
-    if not found:
+    mine = [one for one in trials if (one["variant"], one["dtype"]) == (variant, dtype)]
+    tried = [(workload_of(one["workload"]), one["seconds"]) for one in mine]
+    alike = [(other, seconds) for other, seconds in tried if other.kind == workload.kind]
+    if not alike:
         return None
-    seconds = found[min(found)]["seconds"]
+
+    def distance(other: Workload) -> float:
+        pair = other.heads_in_all, workload.heads_in_all
+        return max(pair) / min(pair)
+
+    _, seconds = min(alike, key=lambda one: distance(one[0]))
     return min(seconds, key=lambda config: float(seconds[config]))
 
 
