@@ -2,8 +2,10 @@
 one makes its softmax while the other multiplies.  Device code in Gluon.
 
 A program owns 2 `ROWS` query rows of one head, each consumer half of them, and one warp copies for
-both.  All walk over the same blocks of keys; walk, arithmetic and order of steps of a consumer are
-those of `hopper_forward` (docs/gluon.md).
+both.  All walk over the same blocks of keys; the walk is that of `hopper_forward` (docs/gluon.md).
+In a turn a consumer issues S of the next block and O of this one.  It waits for S alone, and makes
+P of the next block while O may still be under way (FlashAttention-3, arXiv 2407.08608, sections 3.1
+and 3.2).  A score and its exponent are one fused multiply-add (`softmax`).
 
 | barrier | arrivals | waits |
 |---|---|---|
@@ -28,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from kernels.gluon.partitions import await_free
 from kernels.gluon.ring import await_tile, close_ring, fetch, hide, meet, nth_block, open_ring
 from kernels.gluon.rows import own_place, own_rows, store_lse, store_out
-from kernels.gluon.softmax import lifted, scores
+from kernels.gluon.softmax import lifted_signed, signed_scale, signed_scores
 from kernels.triton.tiles import blocks_of, key_walk
 
 
@@ -49,6 +51,19 @@ def take_turn(turns, turn, WHO: gl.constexpr):
 def pass_turn(turns, WHO: gl.constexpr):
     """The products of this turn are issued: the other consumer may issue its own behind them."""
     mbarrier.arrive(turns.index(1 - WHO), count=1)
+
+
+@gluon.jit
+def hide_early(
+    v_here, v_ring, walk, t, first, last, STAGES: gl.constexpr, LAYOUT: gl.constexpr
+):
+    """Hide the values of the t-th block that no row sees, as soon as they have come; waits for no
+    other block."""
+    BLOCK_N: gl.constexpr = v_ring.shape[1]
+    key = nth_block(walk, t) * BLOCK_N
+    if (key < first) | (key + BLOCK_N > last):
+        slot = await_tile(v_here, t, STAGES)
+        hide(v_ring.index(slot), key, first, last, LAYOUT)
 
 
 @gluon.jit
@@ -121,6 +136,7 @@ def consume(  # noqa: PLR0915
     own_tile = 2 * tile + WHO
     rows, low, high = own_rows(own_tile, tables, batch, sizes, KIND, ROWS, S_ROWS)
     total = blocks_of(walk, 0) + blocks_of(walk, 1)
+    sign, size = signed_scale(scale_log2)
     m = gl.full([ROWS], float("-inf"), gl.float32, S_ROWS)
     l = gl.zeros([ROWS], gl.float32, S_ROWS)  # noqa: E741 - the paper's name
     acc = gl.zeros([ROWS, BLOCK_D], gl.float32, O_LAYOUT)
@@ -136,39 +152,40 @@ def consume(  # noqa: PLR0915
         s = warpgroup_mma_wait(0, deps=(s,))
         meet()  # every warp of this consumer has read the tile
         mbarrier.arrive(k_free.index(slot), count=1)
-        x = scores(s, scale_log2, walk, 0, low, high, BLOCK_N, S_LAYOUT)
+        y = signed_scores(s, sign, walk, 0, low, high, BLOCK_N, S_LAYOUT)
+        top, m, shift, _ = lifted_signed(y, m, m, size)
+        p = gl.exp2(gl.fma(y, size, -shift[:, None]))
+        l = gl.sum(p, 1)  # noqa: E741
+        p_tile = gl.convert_layout(p.to(DTYPE), P_LAYOUT)
 
         for t in range(1, total):
-            m, shift, alpha = lifted(x, m)
-            p = gl.exp2(x - shift[:, None])
-            l = l * alpha + gl.sum(p, 1)  # noqa: E741
-            acc = acc * gl.convert_layout(alpha, O_ROWS)[:, None]
-            p_tile = gl.convert_layout(p.to(DTYPE), P_LAYOUT)
             slot = await_tile(k_here, t, STAGES)
             k_tile = k_ring.index(slot)
-            last_slot = await_tile(v_here, t - 1, STAGES)
-            v_tile = v_ring.index(last_slot)
             if WHO == 0:
-                hide(v_tile, nth_block(walk, t - 1) * BLOCK_N, first, last, ROW_LAYOUT)
+                hide_early(v_here, v_ring, walk, t - 1, first, last, STAGES, ROW_LAYOUT)
             take_turn(turns, t, WHO)
             s = warpgroup_mma(q_tile, k_tile.permute((1, 0)), nothing, use_acc=False, is_async=True)
+            last_slot = await_tile(v_here, t - 1, STAGES)
+            v_tile = v_ring.index(last_slot)
             acc = warpgroup_mma(p_tile, v_tile, acc, is_async=True)
             pass_turn(turns, WHO)
-            s, acc = warpgroup_mma_wait(0, deps=(s, acc))
+            s = warpgroup_mma_wait(1, deps=(s,))
             meet()
             mbarrier.arrive(k_free.index(slot), count=1)
+            y = signed_scores(s, sign, walk, t, low, high, BLOCK_N, S_LAYOUT)
+            top, m, shift, alpha = lifted_signed(y, top, m, size)
+            p = gl.exp2(gl.fma(y, size, -shift[:, None]))
+            l = l * alpha + gl.sum(p, 1)  # noqa: E741
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+            meet()
             mbarrier.arrive(v_free.index(last_slot), count=1)
-            x = scores(s, scale_log2, walk, t, low, high, BLOCK_N, S_LAYOUT)
+            acc = acc * gl.convert_layout(alpha, O_ROWS)[:, None]
+            p_tile = gl.convert_layout(p.to(DTYPE), P_LAYOUT)
 
-        m, shift, alpha = lifted(x, m)
-        p = gl.exp2(x - shift[:, None])
-        l = l * alpha + gl.sum(p, 1)  # noqa: E741
-        acc = acc * gl.convert_layout(alpha, O_ROWS)[:, None]
-        p_tile = gl.convert_layout(p.to(DTYPE), P_LAYOUT)
+        if WHO == 0:
+            hide_early(v_here, v_ring, walk, total - 1, first, last, STAGES, ROW_LAYOUT)
         last_slot = await_tile(v_here, total - 1, STAGES)
         v_tile = v_ring.index(last_slot)
-        if WHO == 0:
-            hide(v_tile, nth_block(walk, total - 1) * BLOCK_N, first, last, ROW_LAYOUT)
         take_turn(turns, total, WHO)
         acc = warpgroup_mma(p_tile, v_tile, acc, is_async=True)
         pass_turn(turns, WHO)

@@ -10,8 +10,8 @@ can go on, or something that was begun and has not happened.  The machine, after
 - Products of tcgen05 happen in the order of their issue, at any time after it.  They read their
   operands then, and their accumulator holds NaN until then; afterwards each of their barriers has
   one more arrival.
-- wgmma happens between its issue and the end of its partition's wait for it.  Its result is NaN
-  until then.
+- wgmma happens between its issue and the end of its partition's wait for it, in the order in which
+  the partition issued them.  Its result is NaN until then.
 - Partitions of one text are partners.  None leaves while a partner can still arrive at a barrier at
   which it alone waits.  `turns_taken` says whether partners issued their products by turns.
 
@@ -96,7 +96,7 @@ class Turns:
     back: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     ended: bool = False
     error: BaseException | None = None
-    multiplying: int = 0  # wgmma that have not happened
+    multiplying: list[Callable[[], None]] = field(default_factory=list)  # have not happened yet
 
 
 @dataclass
@@ -254,16 +254,15 @@ class Partitions(Machine):
             left = a.values if isinstance(a, Shared) else a
             product = left.float() @ b.values.float()
             made.copy_(acc + product if use_acc else product)
-            own.multiplying -= 1
 
-        own.multiplying += 1
-        self.under_way.append(happen)
+        own.multiplying.append(happen)
+        self.under_way.append(lambda: own.multiplying.pop(0)())
         return made
 
     def finish(self, pending: int, deps: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
         own = self.running
         if own is not None:
-            self.step(lambda: own.multiplying <= pending)
+            self.step(lambda: len(own.multiplying) <= pending)
         return deps if len(deps) > 1 else deps[0]
 
     def turns_taken(self) -> bool:

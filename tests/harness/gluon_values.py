@@ -209,6 +209,12 @@ def _store(place: Place, values: Tensor, mask: Tensor) -> None:
     place.storage[torch.broadcast_to(place.offset, mask.shape)[mask]] = values[mask]
 
 
+def _fma(x: Tensor, y: float, z: Tensor) -> Tensor:
+    """x y + z in fp32: the product is exact in fp64."""
+    y = torch.tensor(y, dtype=torch.float32).double()
+    return (x.double() * y + z.double()).float()
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -234,4 +240,6 @@ SHARED_NAMES = {
     "store": _store,
     "exp2": torch.exp2,
     "log2": torch.log2,
+    "abs": abs,
+    "fma": _fma,
 }

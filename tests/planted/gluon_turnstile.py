@@ -11,7 +11,7 @@ SLIPS = {
     "missing-wait": Slip(
         (
             Edit(
-                r"slot = await_tile\(k_here, t, STAGES\)(?=\n.*\n +last_slot = await_tile)",
+                r"slot = await_tile\(k_here, t, STAGES\)(?=\n.*\n +if WHO == 0)",
                 "slot = t % STAGES",
             ),
         ),
@@ -21,7 +21,7 @@ SLIPS = {
         (
             # V's slot is free before P V has read it, and the warp that copies fills it.
             Edit(
-                r"(?s)( {12}s, acc = warpgroup_mma_wait\(0, deps=\(s, acc\)\)\n)(.*?)"
+                r"(?s)( {12}s = warpgroup_mma_wait\(1, deps=\(s,\)\)\n)(.*?)"
                 r"( {12}mbarrier\.arrive\(v_free\.index\(last_slot\), count=1\)\n)",
                 r"\3\1\2",
             ),
