@@ -1,7 +1,7 @@
 """FlashAttention-2 forward with log-sum-exp on Hopper, sharded along the rows over clusters of two
 CTAs, in Gluon.
 
-A cluster owns 2 `block_m` rows of one head, and each of its CTAs `block_m` of them.  Both walk over
+A cluster owns `block_m` rows of one head, and each of its CTAs half of them.  Both walk over
 the same blocks of keys, and every tile of K and V is fetched once for both (`cluster`).  Walk,
 arithmetic and order of steps are those of `hopper_forward` (docs/gluon.md).  On an H100 with Triton
 3.8.0, 314 cases, none failing; the model of tests/harness/gluon_host.py runs it on the CPU.
@@ -40,7 +40,6 @@ from kernels.gluon.host import (
     bucket_of,
     builds_of,
     compile_launch,
-    effective_blocks,
     keywords,
     run,
     scalars,
@@ -49,7 +48,7 @@ from kernels.gluon.ring import await_tile, close_ring, hide, nth_block, open_rin
 from kernels.gluon.rows import own_place, own_rows, store_lse, store_out
 from kernels.gluon.softmax import lifted, scores
 from kernels.masks import mask_build, mask_tables
-from kernels.triton.common import Launch
+from kernels.triton.common import Blocks, Launch
 from kernels.triton.compile import compilable
 from kernels.triton.tiles import blocks_of, key_walk
 from verify.variant import (
@@ -219,13 +218,18 @@ def descriptor(name: str, tensor: Tensor, rows: int, bucket: int, split: bool) -
     return replace(made, layout=replace(made.layout, cga_layout=[[0, 0, int(split), 0]]))
 
 
+def effective_blocks(config: Config, bucket: int) -> Blocks:
+    """The blocks of one CTA, which has its share of the config's rows."""
+    return host.effective_blocks(replace(config, block_m=config.block_m // CTAS), bucket)
+
+
 def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
     """How the kernel is launched for these arguments, which have a query and a key; raises
     `Unsupported`."""
     mask = mask_build(args)
     bucket = bucket_of(args, BUCKETS)
+    rows = args.config.block_m
     blocks = effective_blocks(args.config, bucket)
-    rows = CTAS * blocks.block_m
     return Launch(
         kernel,
         args.batch * args.heads_q * triton.cdiv(args.seqlen_q, rows),
@@ -270,15 +274,15 @@ _BUILDS = (
 
 # Bytes per thread: S of two blocks and O are held at the same time.
 _SPILL_BUDGETS = {  # with Triton 3.7
-    "m128n128w8s2-ctas_2, float16, d 256, window": 1430,
-    "m64n64w4s3-ctas_2, float16, d 256, full": 288,
+    "m256n128w8s2-ctas_2, float16, d 256, window": 1430,
+    "m128n64w4s3-ctas_2, float16, d 256, full": 288,
 }
 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8):
     _SPILL_BUDGETS = {
-        "m128n128w8s2-ctas_2, float16, d 128, full": 88,
-        "m128n128w8s2-ctas_2, float16, d 256, window": 1592,
-        "m128n64w8s2-ctas_2, bfloat16, d 256, causal": 136,
-        "m64n64w4s3-ctas_2, float16, d 256, full": 356,
+        "m256n128w8s2-ctas_2, float16, d 128, full": 88,
+        "m256n128w8s2-ctas_2, float16, d 256, window": 1592,
+        "m256n64w8s2-ctas_2, bfloat16, d 256, causal": 136,
+        "m128n64w4s3-ctas_2, float16, d 256, full": 356,
     }
 
 
@@ -291,10 +295,11 @@ VARIANT = replace(
     hopper_forward.VARIANT,
     name="gluon-hopper-cluster-forward",
     forward=forward,
-    configs=(  # block_m: of one CTA
-        Config(block_m=128, block_n=128, num_warps=8, num_stages=2, options=_OPTIONS),
-        Config(block_m=128, block_n=64, num_warps=8, num_stages=2, options=_OPTIONS),
-        Config(block_m=64, block_n=64, num_warps=4, num_stages=3, options=_OPTIONS),
+    # block_m: of a cluster, whose rows decide together which blocks are whole; num_warps: of a CTA.
+    configs=(
+        Config(block_m=256, block_n=128, num_warps=8, num_stages=2, options=_OPTIONS),
+        Config(block_m=256, block_n=64, num_warps=8, num_stages=2, options=_OPTIONS),
+        Config(block_m=128, block_n=64, num_warps=4, num_stages=3, options=_OPTIONS),
     ),
     available=cluster.unavailable,
     compilable=uncompilable,

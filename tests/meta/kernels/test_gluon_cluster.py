@@ -67,6 +67,8 @@ def verdict(made: Host, text: str, config: Any) -> str | None:
         "b=2,hq=2,hkv=1,sq=66,skv=65,d=64,lq=bshd.p8,lk=sbhd.o8,lv=bhsd.p16.xb,lo=bshd.p8.o8",
         "b=2,hq=2,hkv=2,sq=66,skv=65,d=64,lq=bhsd.xh,lk=bhsd.xh,lv=bhsd.xb",
         "sq=140,skv=257,d=64,mask=causal,dist=increasing",
+        "sq=192,skv=384,d=16,mask=window.64.64",  # whole for the rows of one CTA, and not the other
+        "sq=207,skv=207,d=16,mask=causal+documents.1_206",
     ],
 )
 def test_its_text_stays_inside_its_bounds(text: str) -> None:
