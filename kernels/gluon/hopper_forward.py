@@ -260,6 +260,13 @@ _SPILL_BUDGETS = {
     "m128n128w8s2-turns_1, float16, d 256, causal": 3344,
     "m128n64w8s2-turns_1, float16, d 256, interval": 216,
 }
+if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8):
+    _SPILL_BUDGETS |= {
+        "m128n128w8s2, float16, d 256, causal": 1436,
+        "m128n64w8s2, float16, d 256, full": 8,
+        "m64n64w4s3, bfloat16, d 256, full": 520,
+        "m64n128w4s1, float16, d 128, causal": 160,
+    }
 
 
 _compile = partial(compile_launch, launch)

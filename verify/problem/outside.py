@@ -140,13 +140,21 @@ def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
         some = st.just((rows, raised(support, rows, rows)[1]))
         pitches = st.sampled_from((8, 1)) if support.layouts == "contiguous" else st.just(1)
         pitched = pitches.map(lambda pitch: Layout(pitch=pitch))
-        for name in ("q", "k", "v", "out"):
+        never = _never_strided(support)
+        for name in (name for name in ("q", "k", "v", "out") if name not in never):
             yield _Edge(f"layout_{name}", support, dtype, some, _stored(name, pitched))
         for kind in map(storage_kind, support.storages if support.layouts == "aligned" else ()):
             if (misaligned := kind().misaligned) is not None:
                 only, name = replace(support, storages=(kind.word,)), kind.holds[0]
                 change = _stored(name, st.just(misaligned))
                 yield _Edge(f"layout_{name}", only, dtype, some, change)
+
+
+def _never_strided(support: Support) -> set[str]:
+    """The tensors that have to lie in another storage: a strided one of them is refused as K."""
+    if STRIDED in support.storages:
+        return set()
+    return {name for word in support.storages for name in storage_kind(word).holds}
 
 
 def _stored(name: str, storages: st.SearchStrategy[Storage]) -> _Change:

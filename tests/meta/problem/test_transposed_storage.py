@@ -282,6 +282,20 @@ def test_refusals_are_drawn() -> None:
         assert not any(inside(declaration.support, p) for p in edges)
 
 
+@pytest.mark.parametrize("word", ["transposed", "transposedv"])
+def test_a_tensor_that_is_never_strided_is_not_drawn_with_a_pitch(word: str) -> None:
+    """A strided problem is refused as K, whatever has another storage alone."""
+    support = replace(ALONE.support, storages=(word,))
+    strategy = outside(
+        replace(ALONE, support=support), dtype="float16", limits=LIMITS["interpreter"]
+    )
+    drawn = [pair for number in range(ROUNDS) for pair in draws(strategy, 80, number)]
+    assert any(problem.layout_q.name == "bhsd.p1" for problem, _ in drawn)
+    assert not any(problem.layout_v.name == "bhsd.p1" for problem, _ in drawn if word[-1] == "v")
+    for problem, argument in drawn:
+        assert excludes(support, problem) is None or excludes(support, problem)[0] == argument
+
+
 # Memory.
 
 
