@@ -14,7 +14,15 @@ from rich.console import Console
 
 from verify import report as accuracy
 from verify.campaign.judged import judged
-from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, RunnerError, say
+from verify.campaign.runner import (
+    CLEAN,
+    FAILED,
+    INFRASTRUCTURE,
+    USAGE,
+    RunnerError,
+    interruptible,
+    say,
+)
 from verify.cell.discovery import environment, roster
 from verify.cell.process import CROWDED, ForkServer
 from verify.cli.bench_selection import Request, last_record, select
@@ -62,7 +70,7 @@ def bench_kernels(request: Request, console: Console) -> int:
         raise RunnerError(listed.lacking)
     before = clocks.reading()
     try:
-        with clocks.locked(request.lock_mhz):
+        with clocks.locked(request.lock_mhz), interruptible():
             record = _measured(request, listed.declarations, console)
     except ClockError as error:
         say(console, f"verify: --lock-clocks: {error}")

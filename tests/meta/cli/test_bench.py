@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -109,17 +110,19 @@ def judge(*paths: Path, configs: Sequence[str] = ("m16", "m32")) -> None:
 
 
 def raise_at(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException, calls: int, after: int = 0
+    monkeypatch: pytest.MonkeyPatch, error: BaseException | None, calls: int, after: int = 0
 ) -> None:
-    """Raise it when a kernel is to be timed by that many calls, after so many of these: 1 where it
-    compiles, TRIAL.calls in a trial, 4 in a row of FEW."""
+    """Raise it, or be sent SIGTERM, when a kernel is to be timed by that many calls, after so many
+    of these: 1 where it compiles, TRIAL.calls in a trial, 4 in a row of FEW."""
     met, time = [], Cell.time
 
     def raising(cell: Cell, path: str, request: dict[str, Any]) -> Reply:
         if request["timing"]["calls"] == calls:
             met.append(request)
-            if len(met) > after:
+            if len(met) > after and error is not None:
                 raise error
+            if len(met) > after:
+                signal.raise_signal(signal.SIGTERM)
         return time(cell, path, request)
 
     monkeypatch.setattr(Cell, "time", raising)
@@ -351,12 +354,13 @@ def test_a_config_with_the_binary_of_another_is_listed_and_not_timed() -> None:
     assert told == [("m64", "no config of its own: sm_90a gets the binary of m16")]
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), None], ids=["SIGINT", "SIGTERM"])
 def test_what_was_timed_before_an_interruption_is_kept(
-    bench: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+    error: BaseException | None, bench: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = kernel("one")
     judge(path)
-    raise_at(monkeypatch, KeyboardInterrupt(), calls=4, after=1)
+    raise_at(monkeypatch, error, calls=4, after=1)
     assert bench(path, *FEW, "--direction", "forward") == 3
     record = read(folder())
     assert [row["outcome"] for row in record["rows"]] == ["timed"]
