@@ -54,9 +54,7 @@ def pass_turn(turns, WHO: gl.constexpr):
 
 
 @gluon.jit
-def hide_early(
-    v_here, v_ring, walk, t, first, last, STAGES: gl.constexpr, LAYOUT: gl.constexpr
-):
+def hide_early(v_here, v_ring, walk, t, first, last, STAGES: gl.constexpr, LAYOUT: gl.constexpr):
     """Hide the values of the t-th block that no row sees, as soon as they have come; waits for no
     other block."""
     BLOCK_N: gl.constexpr = v_ring.shape[1]

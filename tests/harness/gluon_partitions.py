@@ -255,8 +255,11 @@ class Partitions(Machine):
             product = left.float() @ b.values.float()
             made.copy_(acc + product if use_acc else product)
 
+        def first_happens() -> None:
+            own.multiplying.pop(0)()
+
         own.multiplying.append(happen)
-        self.under_way.append(lambda: own.multiplying.pop(0)())
+        self.under_way.append(first_happens)
         return made
 
     def finish(self, pending: int, deps: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
