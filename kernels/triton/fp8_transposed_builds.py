@@ -37,7 +37,7 @@ SPILL_BUDGETS: dict[int | str, dict[str, dict[str, int]]] = {
         "m64n32w4s2, float8_e5m2, d 64, window, out float8_e5m2": {"sm_100a": 8},
     },
     "block": {
-        "m128n64w8s3, float8_e5m2, d 72, causal, unaligned": _UNALIGNED,
+        "m128n64w8s3, float8_e5m2, d 72, causal, unaligned": _UNALIGNED | {"sm_90a": 152},
         "m128n64w8s3, float8_e4m3fn, d 72, full, unaligned, block64": _UNALIGNED_BLOCKS,
         "m128n64w8s3, float8_e4m3fn, d 128, causal, block64": {"sm_89": 24, "sm_120a": 92},
         "m64n128w4s3, float8_e4m3fn, d 128, full": {"sm_90a": 16},

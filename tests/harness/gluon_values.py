@@ -209,10 +209,10 @@ def _store(place: Place, values: Tensor, mask: Tensor) -> None:
     place.storage[torch.broadcast_to(place.offset, mask.shape)[mask]] = values[mask]
 
 
-def _fma(x: Tensor, y: float, z: Tensor) -> Tensor:
+def _fma(x: Tensor, y: Tensor | float, z: Tensor) -> Tensor:
     """x y + z in fp32: the product is exact in fp64."""
-    y = torch.tensor(y, dtype=torch.float32).double()
-    return (x.double() * y + z.double()).float()
+    factor = torch.as_tensor(y, dtype=torch.float32).double()
+    return (x.double() * factor + z.double()).float()
 
 
 def _same(value: Any) -> Any:

@@ -2,14 +2,15 @@
 `python -m tests.harness.speed_rounds FILE [GROUP ...]`.
 
 All trials of a group (`speed_trials`) have the same inputs and are timed in turn, round by round,
-each call between two events after L2 was flushed.  The table and FILE (JSON) have the median of the
-rounds, and how far O is from that of torch's flash kernel.  Other processes compile everything
-before.
+of each mask, each call between two events after L2 was flushed.  The table and FILE (JSON) have the
+median of the rounds, and how far O is from that of torch's flash kernel.  Other processes compile
+everything before.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -33,12 +34,15 @@ from tests.harness.speed_trials import GROUPS, SHAPES, Call, Inputs
 from verify.machine.cores import cores
 
 ROUNDS = 15
+MASKS = {"full": False, "causal": True}
 
 
 def torch_flash(inputs: Inputs, backend: SDPBackend = SDPBackend.FLASH_ATTENTION) -> Tensor:
     """O of one of torch's kernels."""
     with sdpa_kernel(backend):
-        return torch.nn.functional.scaled_dot_product_attention(*inputs.wide)
+        return torch.nn.functional.scaled_dot_product_attention(
+            *inputs.wide, is_causal=inputs.causal
+        )
 
 
 def _references() -> Iterator[tuple[str, Callable[[Inputs], Tensor]]]:
@@ -103,9 +107,10 @@ def crashing(names: Iterable[str], workers: int) -> set[Place]:
 def _compiled(one: Place) -> None:
     name, number, head_dim = one
     trial = list(GROUPS[name][0]())[number]
-    _, error = first_call(trial.make, Inputs(head_dim, seqlen=256))
-    if "CUDA error" in error or "illegal" in error:
-        os._exit(1)  # nothing that follows in this process would work
+    for causal in MASKS.values():
+        _, error = first_call(trial.make, Inputs(head_dim, seqlen=256, causal=causal))
+        if "CUDA error" in error or "illegal" in error:
+            os._exit(1)  # nothing that follows in this process would work
 
 
 def _milliseconds(call: Call, flush: Tensor, flushes: int) -> float:
@@ -119,10 +124,12 @@ def _milliseconds(call: Call, flush: Tensor, flushes: int) -> float:
     return float(start.elapsed_time(end))
 
 
-def timed(name: str, head_dim: int, left_out: set[Place]) -> dict[str, dict[str, object]]:
+def timed(
+    name: str, head_dim: int, mask: str, left_out: set[Place]
+) -> dict[str, dict[str, object]]:
     """Of each trial of a group: its milliseconds (median of ROUNDS), or why there are none, and the
     distance of O."""
-    inputs = Inputs(head_dim)
+    inputs = Inputs(head_dim, causal=MASKS[mask])
     wanted = torch_flash(inputs)
     found: dict[str, dict[str, object]] = {}
     calls: dict[str, Call] = {}
@@ -155,12 +162,12 @@ def timed(name: str, head_dim: int, left_out: set[Place]) -> dict[str, dict[str,
     return found
 
 
-def table(name: str, head_dim: int, rows: Mapping[str, Mapping[str, object]]) -> str:
+def table(name: str, head_dim: int, mask: str, rows: Mapping[str, Mapping[str, object]]) -> str:
     """In Markdown."""
     batch, heads, seqlen, dim = SHAPES[head_dim]
-    flops = 4 * batch * heads * seqlen**2 * dim
+    flops = 4 * batch * heads * seqlen**2 * dim / (2 if MASKS[mask] else 1)
     lines = [
-        f"### {name}, {SHAPES[head_dim]}",
+        f"### {name}, {SHAPES[head_dim]}, {mask}",
         "",
         "| trial | ms | TFLOP/s | distance of O |",
         "|---|---:|---:|---:|",
@@ -192,9 +199,10 @@ def main(words: list[str]) -> int:
     print(f"compiled in {time.monotonic() - begun:.0f} s\n", flush=True)
     record: dict[str, dict[str, dict[str, object]]] = {}
     for name in names:
-        for head_dim in GROUPS[name][1]:
-            record[f"{name} {head_dim}"] = rows = timed(name, head_dim, left_out)
-            print(table(name, head_dim, rows), end="\n\n", flush=True)
+        for head_dim, mask in itertools.product(GROUPS[name][1], MASKS):
+            rows = timed(name, head_dim, mask, left_out)
+            record[f"{name} {head_dim} {mask}"] = rows
+            print(table(name, head_dim, mask, rows), end="\n\n", flush=True)
             path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(f"{time.monotonic() - begun:.0f} s in all")
     return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from kernels.cute import hopper_forward as cute_hopper
 from kernels.cute import hopper_fp8_forward as cute_fp8
 from kernels.gluon import cluster, hopper_cluster_forward
 from kernels.gluon import hopper_forward as gluon_hopper
+from kernels.gluon import hopper_fp8_forward as gluon_fp8
 from kernels.triton import (
     block_pointer_forward,
     descriptor_forward,
@@ -26,8 +28,9 @@ from kernels.triton import (
     fp8_transposed_forward,
 )
 from kernels.triton.common import Launch
-from references.masks import Full
+from references.masks import Causal, Full
 from tests.harness import speed_edits as edits
+from tests.harness import speed_gluon
 from verify.cuda.edits import Edit
 from verify.variant import AttentionArgs, Config, Stored, Variant
 
@@ -37,10 +40,11 @@ Call = Callable[[], None]
 
 @dataclass
 class Inputs:
-    """Tensors of one head dim on the device."""
+    """Tensors of one head dim on the device, and the mask."""
 
     head_dim: int
     seqlen: int | None = None  # in the place of the shape's
+    causal: bool = False
     device: str = "cuda"
 
     @cached_property
@@ -78,7 +82,8 @@ class Inputs:
             word = fp8_transposed_forward.STORAGE
             stored = {"v": Stored(word, word, {"": self.columns}, ("v",))}
         scale = self.head_dim**-0.5
-        return AttentionArgs(q, k, v, Full(), scale, None, config, stored=stored)
+        mask = Causal() if self.causal else Full()
+        return AttentionArgs(q, k, v, mask, scale, None, config, stored=stored)
 
 
 @dataclass(frozen=True)
@@ -198,6 +203,21 @@ def _of_gluon(label: str, forward: Callable[..., None], one: Config) -> Trial:
     return Trial(f"{label} {one.name}", call)
 
 
+def _gluon_8() -> Iterator[Trial]:
+    """Beside the 16-bit forward that it is to outrun."""
+    yield _of_gluon("16 bits", gluon_hopper.forward, gluon_hopper.TURNSTILE[0])
+    for one in (config(64, 128, 4, 2), config(128, 128, 8, 2), config(64, 64, 4, 3)):
+        yield Trial(f"as shipped, {one.name}", partial(_eight, gluon_fp8, one))
+        for label in speed_gluon.EDITS:
+            copy = speed_gluon.COPIES.copy_of(label)
+            yield Trial(f"{label}, {one.name}", partial(_eight, copy, one))
+
+
+def _eight(module: ModuleType, one: Config, inputs: Inputs) -> Call:
+    run: Call = module.launch(inputs.args(one, columns=True), inputs.out, inputs.lse).run
+    return run
+
+
 # CuTe.
 
 
@@ -267,6 +287,7 @@ GROUPS: dict[str, tuple[Callable[[], Iterator[Trial]], tuple[int, ...]]] = {
     "triton": (_triton, (64, 128)),
     "triton-fp8": (_triton_8, (64, 128)),
     "gluon": (_gluon, (64, 128)),
+    "gluon-fp8": (_gluon_8, (64, 128)),
     "cute": (_cute_flash, (64, 128)),
     "cute-d64": (_cute_d64, (64,)),
     "cute-fp8": (_cute_8, (128,)),

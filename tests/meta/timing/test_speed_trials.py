@@ -49,13 +49,14 @@ def test_edits_match_the_shipped_texts(tmp_path: Path, monkeypatch: pytest.Monke
         assert len(made) == len(edits)
 
 
-@pytest.mark.parametrize("group", ["triton", "triton-fp8", "gluon"])
+@pytest.mark.parametrize("group", ["triton", "triton-fp8", "gluon", "gluon-fp8"])
 def test_launches_of_triton_are_made(group: str) -> None:
     trials = list(GROUPS[group][0]())
     assert len({trial.label for trial in trials}) == len(trials)
-    inputs = Inputs(64, seqlen=64, device="cpu")
-    for trial in trials:
-        assert callable(trial.make(inputs)), trial.label
+    for causal in (False, True):
+        inputs = Inputs(64, seqlen=64, causal=causal, device="cpu")
+        for trial in trials:
+            assert callable(trial.make(inputs)), trial.label
 
 
 def _right(inputs: Inputs) -> Any:
@@ -126,10 +127,12 @@ def test_the_table_has_the_fastest_first() -> None:
         "cut": {"ms": 0.5, "distance": 9.0, "wrong": True},
         "broken": {"error": "OutOfResources"},
     }
-    lines = speed_rounds.table("triton", 128, rows).splitlines()[4:]
+    lines = speed_rounds.table("triton", 128, "full", rows).splitlines()[4:]
     assert [line.split("|")[1].strip() for line in lines] == ["cut", "fast", "slow", "broken"]
     assert "ablation" in lines[0]
     assert "| 1100 |" in lines[1]  # 4 * 32 * 8192^2 * 128 operations in a millisecond
+    half = speed_rounds.table("triton", 128, "causal", rows).splitlines()[4:]
+    assert "| 550 |" in half[1]
 
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
