@@ -20,6 +20,7 @@ out (`excludes`, `comparable`):
 - An atomic addition is left as it is: it adds the integers as floating-point numbers.
 - A product of matrices is computed by each CTA in memory of its own: a tile that is split over a
   cluster is not whole there.
+- The largest product times the scale is not the largest score: integers have another order.
 """
 
 from __future__ import annotations
@@ -134,6 +135,11 @@ def plain_of(declaration: Declaration) -> Declaration:
 @cache
 def _plain() -> tuple[Declaration, ...]:
     return roster([PLAIN]).declarations
+
+
+def scales_behind_the_maximum(config: Config) -> bool:
+    """Whether a config of the collection runs a kernel that does: the Gluon turnstile."""
+    return "turns" in dict(config.options)
 
 
 def other_rows(config: Config) -> Config:

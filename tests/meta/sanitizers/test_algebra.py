@@ -12,6 +12,7 @@ import pytest
 import torch
 import triton
 
+from kernels.gluon import hopper_forward
 from kernels.triton.compile import compilable, compiled
 from references.masks import Causal, parse_mask
 from references.quantisation import parse_quantisation
@@ -260,6 +261,10 @@ def test_a_forward_is_compared_only_where_every_visited_key_is_seen(
     rehearsed = Rehearsed(0, Subject(declaration, declaration.configs[0], "float16", cases), {})
     assert _for_tool(FPSAN, rehearsed).subject.cases == cases[:1]
     assert _for_tool(CONSAN, rehearsed) is rehearsed
+    turns = Config(block_m=128, block_n=128, num_warps=8, options=(("turns", 1),))
+    other = replace(rehearsed, subject=replace(rehearsed.subject, config=turns))
+    assert not _for_tool(FPSAN, other).subject.cases
+    assert algebra.scales_behind_the_maximum(hopper_forward.TURNSTILE[0])
 
 
 def test_its_slips_are_tried_under_it_alone() -> None:

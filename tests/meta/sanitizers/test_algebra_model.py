@@ -58,11 +58,16 @@ def inputs() -> tuple[Integers, Integers, Integers, np.uint32]:
     return q, k, v, np.uint32(0x3F0A1B2D)
 
 
-def plain(inputs: tuple, p_bits: int = 16) -> tuple[Integers, Integers, Integers]:
-    """(sum, O before the division, maximum), as the plain kernel computes them."""
+def plain(
+    inputs: tuple, p_bits: int = 16, *, behind: bool = False
+) -> tuple[Integers, Integers, Integers]:
+    """(sum, O before the division, maximum), as the plain kernel computes them; behind: scaled
+    behind the maximum."""
     q, k, v, scale = inputs
-    x = products(q, k) * scale
-    m = np.maximum(x.astype(np.int32).max(1), INFINITY).astype(np.uint32)
+    s = products(q, k)
+    x = s * scale
+    m = np.maximum((s if behind else x).astype(np.int32).max(1), INFINITY).astype(np.uint32)
+    m = m * scale if behind else m
     p = power(x - m[:, None])
     return p.sum(1, dtype=np.uint32), weighted(cut(p, p_bits), v), m
 
@@ -138,6 +143,10 @@ def test_what_is_left_out_would_accuse_right_kernels(inputs: tuple) -> None:
     # A key that a row does not see: its weight is odd, and so not 0.
     q, k, _, scale = inputs
     assert (power(np.full(1, INFINITY).astype(np.uint32) - plain(inputs)[2]) & 1).all()
+    # A scale behind the maximum.
+    behind = plain(inputs, behind=True)
+    assert not np.array_equal(out(plain(inputs)), out(behind))
+    assert not np.array_equal(plain(inputs)[0], behind[0])
     # P is cut before another scale: a rescaling that is a product commutes with it, modulo 2^16.
     p = products(q, k) * scale
     assert np.array_equal(cut(cut(p, 16) * scale, 16), cut(p * scale, 16))
