@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from kernels.cute import flash_forward, hopper_fp8_forward
-from tests.harness import speed_edits, speed_rounds, speed_trials
+from tests.harness import speed_edits, speed_gluon, speed_rounds, speed_trials
+from tests.harness.gluon_host import Host, convicted_by_bound
 from tests.harness.speed_trials import GROUPS, Inputs, Trial
 from verify.cuda.compile import compilable
+from verify.problem import Problem
 
 FORWARD = (
     speed_edits.rescale(lazy=True),
@@ -57,6 +59,18 @@ def test_launches_of_triton_are_made(group: str) -> None:
         inputs = Inputs(64, seqlen=64, causal=causal, device="cpu")
         for trial in trials:
             assert callable(trial.make(inputs)), trial.label
+
+
+@pytest.mark.parametrize("label", speed_gluon.EDITS)
+@pytest.mark.parametrize(
+    "text", ["sq=64,skv=200,d=64,mask=causal", "sq=70,skv=131,d=128", "sq=9,skv=40,d=16,scale=0.7"]
+)
+def test_an_edit_of_the_gluon_forward_computes_the_same(label: str, text: str) -> None:
+    """Inside the bounds of what the kernel declares, as Python runs the text."""
+    problem = Problem.parse(f"{text},dtype=float8_e4m3fn,lv=transposedv")
+    host = Host(*speed_gluon.EDITS[label], kernel="hopper_fp8_forward")
+    shipped = speed_gluon.COPIES.shipped
+    assert convicted_by_bound(host, shipped, problem, shipped.configs[2]) is None
 
 
 def _right(inputs: Inputs) -> Any:
