@@ -148,9 +148,9 @@ SPILL_BUDGETS: dict[bool, dict[str, dict[str, int]]] = {
         **_SPECIALISED_BUDGETS,
         # Below sm_90 Triton 3.6 gives another binary with the flag, without warps of their own.
         "m64n64w4s2-registers_128-warp_specialize_1, float16, d 64, full": {
-            "sm_80": 136,
-            "sm_86": 164,
-            "sm_89": 164,
+            "sm_80": 188,
+            "sm_86": 224,
+            "sm_89": 224,
             "sm_100a": 100,
         },
         "m128n32w8s3-registers_128, float16, d 128, interval": {
