@@ -5,7 +5,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from kernels.gluon.ring import meet
+from kernels.gluon.ring import meet, partly_seen
 
 
 @gluon.jit
@@ -25,7 +25,7 @@ def hide_columns(v_tile, key_first, first, last, LAYOUT: gl.constexpr):
     """Overwrite the columns of keys that no row of the program sees with zeros, so that NaN there
     cannot enter P V as 0 * NaN."""
     keys: gl.constexpr = v_tile.shape[1]
-    if (key_first < first) | (key_first + keys > last):
+    if partly_seen(key_first, first, last, keys):
         key = key_first + gl.arange(0, keys, gl.SliceLayout(0, LAYOUT))
         seen = (key >= first) & (key < last)
         values = v_tile.load(LAYOUT)

@@ -36,6 +36,7 @@ from kernels.gluon.cluster import (
 )
 from kernels.gluon.hopper_forward import BUCKETS
 from kernels.gluon.host import (
+    TRITON,
     UNSPECIALIZED,
     bucket_of,
     builds_of,
@@ -277,7 +278,7 @@ _SPILL_BUDGETS = {  # with Triton 3.7
     "m256n128w8s2-ctas_2, float16, d 256, window": 1430,
     "m128n64w4s3-ctas_2, float16, d 256, full": 288,
 }
-if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8):
+if TRITON >= (3, 8):
     _SPILL_BUDGETS = {
         "m256n128w8s2-ctas_2, float16, d 128, full": 88,
         "m256n128w8s2-ctas_2, float16, d 256, window": 1592,

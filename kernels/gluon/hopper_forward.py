@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from kernels.gluon.hopper_turnstile import turnstile_forward
 from kernels.gluon.host import (
     ROW_UNIT,
+    TRITON,
     UNSPECIALIZED,
     bucket_of,
     builds_of,
@@ -222,8 +223,14 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
 def builds(arch: str) -> list[Build]:
     """Each config at each bucket, so that each dtype and kind of mask occurs; for Hopper alone,
     whose instructions no other generation has."""
-    listed = replace(VARIANT, configs=(*VARIANT.configs, *TURNSTILE[1:]))
-    return builds_of(listed, _BUILDS, _compile, _SPILL_BUDGETS, ("HGMMA", "UTMALDG"), arch)
+    return builds_of(
+        replace(VARIANT, configs=CONFIGS),
+        _BUILDS,
+        _compile,
+        _SPILL_BUDGETS,
+        ("HGMMA", "UTMALDG"),
+        arch,
+    )
 
 
 _BUILDS = (
@@ -260,7 +267,7 @@ _SPILL_BUDGETS = {
     "m128n128w8s2-turns_1, float16, d 256, causal": 3344,
     "m128n64w8s2-turns_1, float16, d 256, interval": 216,
 }
-if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8):
+if TRITON >= (3, 8):
     _SPILL_BUDGETS |= {
         "m128n128w8s2, float16, d 256, causal": 1436,
         "m128n64w8s2, float16, d 256, full": 8,
@@ -290,18 +297,19 @@ TURNSTILE = (
     Config(block_m=128, block_n=128, num_warps=8, num_stages=2, options=(("turns", 1),)),
     Config(block_m=128, block_n=64, num_warps=8, num_stages=2, options=(("turns", 1),)),
 )
+CONFIGS = (
+    Config(block_m=128, block_n=128, num_warps=8, num_stages=2),
+    Config(block_m=128, block_n=64, num_warps=8, num_stages=2),
+    Config(block_m=64, block_n=64, num_warps=4, num_stages=3),
+    Config(block_m=64, block_n=128, num_warps=4, num_stages=1),
+    *TURNSTILE,
+)
 
 VARIANT = Variant(
     name="gluon-hopper-forward",
     family="gluon",
     forward=forward,
-    configs=(
-        Config(block_m=128, block_n=128, num_warps=8, num_stages=2),
-        Config(block_m=128, block_n=64, num_warps=8, num_stages=2),
-        Config(block_m=64, block_n=64, num_warps=4, num_stages=3),
-        Config(block_m=64, block_n=128, num_warps=4, num_stages=1),
-        TURNSTILE[0],
-    ),
+    configs=CONFIGS[:-1],
     support=SUPPORT,
     numerics=Numerics(
         products=Products(operands="input", instruction="wgmma", accumulator="float32"),
@@ -323,7 +331,7 @@ VARIANT = Variant(
         masked_values="finite",
         batch_invariant=True,
     ),
-    further_configs=lambda: TURNSTILE[1:],
+    further_configs=lambda: CONFIGS[-1:],
     compilable=compilable,
     builds=builds,
     head_dim_buckets=BUCKETS,

@@ -28,7 +28,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kernels.gluon.partitions import await_free
-from kernels.gluon.ring import await_tile, close_ring, fetch, hide, meet, nth_block, open_ring
+from kernels.gluon.ring import (
+    await_tile,
+    close_ring,
+    fetch,
+    hide,
+    meet,
+    nth_block,
+    open_ring,
+    partly_seen,
+)
 from kernels.gluon.rows import own_place, own_rows, store_lse, store_out
 from kernels.gluon.softmax import lifted_signed, signed_scale, signed_scores
 from kernels.triton.tiles import blocks_of, key_walk
@@ -59,7 +68,7 @@ def hide_early(v_here, v_ring, walk, t, first, last, STAGES: gl.constexpr, LAYOU
     other block."""
     BLOCK_N: gl.constexpr = v_ring.shape[1]
     key = nth_block(walk, t) * BLOCK_N
-    if (key < first) | (key + BLOCK_N > last):
+    if partly_seen(key, first, last, BLOCK_N):
         slot = await_tile(v_here, t, STAGES)
         hide(v_ring.index(slot), key, first, last, LAYOUT)
 

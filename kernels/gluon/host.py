@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -24,6 +25,7 @@ from verify.variant import (
     arch_named,
 )
 
+TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
 SHARED_BYTES = 227 * 1024  # of a block on Hopper and on Blackwell
 ROW_UNIT = 8  # elements of 16 bits; strides of out and head dims are multiples of it
 SWIZZLE_BYTES = 128  # the most of a row of a tile

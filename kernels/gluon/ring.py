@@ -63,11 +63,17 @@ def nth_block(walk, t):
 
 
 @gluon.jit
+def partly_seen(key_first, first, last, KEYS: gl.constexpr):
+    """Whether a block has keys outside of those that some row of the program sees."""
+    return (key_first < first) | (key_first + KEYS > last)
+
+
+@gluon.jit
 def hide(v_tile, key_first, first, last, LAYOUT: gl.constexpr):
     """Overwrite the values of a tile that no row of the program sees with zeros: whatever lies
     there, NaN included, cannot enter P V as 0 * NaN."""
     keys: gl.constexpr = v_tile.shape[0]
-    if (key_first < first) | (key_first + keys > last):
+    if partly_seen(key_first, first, last, keys):
         key = key_first + gl.arange(0, keys, gl.SliceLayout(1, LAYOUT))
         seen = (key >= first) & (key < last)
         values = v_tile.load(LAYOUT)

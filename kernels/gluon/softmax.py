@@ -44,12 +44,19 @@ def scores(
 
 
 @gluon.jit
+def raised(m, m_new):
+    """What exponents subtract where a maximum was m, and what shrinks O and the sum."""
+    # While a row has seen no key, m is -inf: subtract 0 instead, since -inf - -inf is NaN.
+    shift = gl.where(m_new == float("-inf"), 0.0, m_new)
+    return shift, gl.exp2(m - shift)
+
+
+@gluon.jit
 def lifted(x, m):
     """The maximum with one more block, what exponents subtract, and what shrinks O and the sum."""
     m_new = gl.maximum(m, gl.max(x, 1))
-    # While a row has seen no key, m is -inf: subtract 0 instead, since -inf - -inf is NaN.
-    shift = gl.where(m_new == float("-inf"), 0.0, m_new)
-    return m_new, shift, gl.exp2(m - shift)
+    shift, alpha = raised(m, m_new)
+    return m_new, shift, alpha
 
 
 @gluon.jit
@@ -78,9 +85,8 @@ def signed_scores(
 
 @gluon.jit
 def lifted_signed(s, top, m, size):
-    """The maximum of signed scores with one more block; and, as `lifted` has them, that of scores,
-    what exponents subtract, and what shrinks O and the sum."""
+    """The maximum of signed scores with one more block, and `raised` of that of scores."""
     top_new = gl.maximum(top, gl.max(s, 1))
     m_new = top_new * size
-    shift = gl.where(m_new == float("-inf"), 0.0, m_new)
-    return top_new, m_new, shift, gl.exp2(m - shift)
+    shift, alpha = raised(m, m_new)
+    return top_new, m_new, shift, alpha

@@ -189,7 +189,7 @@ def _triton_8() -> Iterator[Trial]:
 def _gluon() -> Iterator[Trial]:
     """Two CTAs, too, where this Triton has clusters."""
     further = [config(64, 128, 4, 2), config(64, 64, 4, 4), config(128, 64, 8, 3)]
-    for one in (*gluon_hopper.VARIANT.configs, *gluon_hopper.TURNSTILE[1:], *further):
+    for one in (*gluon_hopper.CONFIGS, *further):
         yield _of_gluon("Hopper", gluon_hopper.forward, one)
     if cluster.unavailable() is None:
         for one in hopper_cluster_forward.VARIANT.configs:

@@ -79,8 +79,11 @@ def _ctas(declaration: Declaration) -> int:
     return max((int(dict(c.options).get("ctas", 1)) for c in declaration.configs), default=1)
 
 
-def comparable(declaration: Declaration, problem: Problem) -> bool:
-    """Whether a right kernel and the plain one agree in every bit on that problem."""
+def comparable(declaration: Declaration, config: Config, problem: Problem) -> bool:
+    """Whether a right kernel with that config and the plain one agree in every bit on that
+    problem."""
+    if scales_behind_the_maximum(config):
+        return False
     if problem.score_mod is not None or problem.dtype not in (*_SIXTEEN, *_EIGHT):
         return False
     if problem.descaling != "none" or problem.dtype_out in _EIGHT:

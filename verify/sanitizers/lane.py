@@ -313,10 +313,9 @@ def _for_tool(tool: str, rehearsed: Rehearsed) -> Rehearsed:
     if tool != FPSAN:
         return rehearsed
     subject = rehearsed.subject
-    cases = [c for c in subject.cases if algebra.comparable(subject.declaration, c.problem)]
-    if algebra.scales_behind_the_maximum(subject.config):
-        cases = []
-    return replace(rehearsed, subject=replace(subject, cases=tuple(cases)))
+    here = subject.declaration, subject.config
+    cases = tuple(case for case in subject.cases if algebra.comparable(*here, case.problem))
+    return replace(rehearsed, subject=replace(subject, cases=cases))
 
 
 def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:

@@ -119,9 +119,9 @@ def raise_at(
     def raising(cell: Cell, path: str, request: dict[str, Any]) -> Reply:
         if request["timing"]["calls"] == calls:
             met.append(request)
-            if len(met) > after and error is not None:
-                raise error
             if len(met) > after:
+                if error is not None:
+                    raise error
                 signal.raise_signal(signal.SIGTERM)
         return time(cell, path, request)
 

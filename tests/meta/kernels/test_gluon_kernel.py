@@ -264,7 +264,7 @@ def test_builds_are_for_hopper_alone() -> None:
     names = {arch: [build.name for build in kernel.builds(arch)] for arch in compiled_archs()}
     assert [arch for arch, listed in names.items() if listed] == ["sm_90a"]
     parts = {part for name in names["sm_90a"] for part in name.split(", ")}
-    configs = {config.name for config in (*kernel.VARIANT.configs, *kernel.TURNSTILE[1:])}
+    configs = {config.name for config in kernel.CONFIGS}
     buckets = {f"d {bucket}" for bucket in kernel.BUCKETS}
     kinds = set(triton_compile.MASKS)
     assert parts == configs | buckets | kinds | set(kernel.SUPPORT.dtypes)

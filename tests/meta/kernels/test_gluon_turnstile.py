@@ -143,7 +143,7 @@ SLIPS: dict[str, Edit] = {
     ),
     "the other consumer's rows": Edit(r"2 \* tile \+ WHO", "2 * tile + 1 - WHO"),
     "no wait for V before it is hidden": Edit(
-        r"(last\):\n +slot = )await_tile\(v_here, t, STAGES\)", r"\1t % STAGES"
+        r"(BLOCK_N\):\n +slot = )await_tile\(v_here, t, STAGES\)", r"\1t % STAGES"
     ),
     "no wait for the first S": Edit(r"s = warpgroup_mma_wait\(0, deps=\(s,\)\)", "pass"),
     "no wait for S": Edit(r"s = warpgroup_mma_wait\(1, deps=\(s,\)\)", "pass"),

@@ -230,7 +230,7 @@ def test_every_triton_variant_is_compared_or_left_out_with_a_reason(
             problems = algebra.problems(found[name], dtype)
             assert len(problems) == 2
             for problem in problems:
-                assert algebra.comparable(found[name], problem)
+                assert algebra.comparable(found[name], found[name].configs[0], problem)
                 if name in EIGHT_BITS:
                     assert found[name].support.refusal(problem) is None
                 else:
@@ -248,15 +248,16 @@ def test_a_forward_is_compared_only_where_every_visited_key_is_seen(
         replace(whole, seqlen_kv=383),
         replace(whole, seqlen_kv=0),
     )
-    (eight, _) = algebra.problems(collection["triton-fp8-forward"], "float8_e4m3fn")
-    assert algebra.comparable(collection["triton-fp8-forward"], eight)
+    fp8 = collection["triton-fp8-forward"]
+    (eight, _) = algebra.problems(fp8, "float8_e4m3fn")
+    assert algebra.comparable(fp8, fp8.configs[0], eight)
     with_factors = replace(eight, quantisation=parse_quantisation("tensor"))
     for other in (with_factors, replace(eight, dtype_out="float8_e4m3fn")):
-        assert not algebra.comparable(collection["triton-fp8-forward"], other)
+        assert not algebra.comparable(fp8, fp8.configs[0], other)
     for problem in others:
-        assert not algebra.comparable(declaration, problem)
+        assert not algebra.comparable(declaration, declaration.configs[0], problem)
     backward = replace(declaration, entries=("forward", "backward"))
-    assert algebra.comparable(backward, others[0])
+    assert algebra.comparable(backward, backward.configs[0], others[0])
     cases = tuple(Case("v", "c", "sanitizer", problem) for problem in (whole, *others))
     rehearsed = Rehearsed(0, Subject(declaration, declaration.configs[0], "float16", cases), {})
     assert _for_tool(FPSAN, rehearsed).subject.cases == cases[:1]
