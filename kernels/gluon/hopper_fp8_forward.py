@@ -4,14 +4,17 @@ q, k and v are in e4m3 or e5m2, and V lies as (batch, heads_kv, head_dim_v, seql
 `transposedv`.  Both 8-bit operands of wgmma must run along the sum, which for P V are the keys; the
 copy engine brings such a tile of V as it lies, and no tile is transposed.
 
-The arithmetic is that of `triton-fp8-transposed-block-forward`, with its factors and roundings
-(kernels/triton/fp8_forward.py has the formulas).  wgmma keeps 13 fraction bits of an 8-bit sum.
-S is one such sum over the head dim.  P V of each block begins at zero, and its result is added to O
-in fp32: the promotion "block".
+The arithmetic is that of `triton-fp8-transposed-block-forward`, with its factors
+(kernels/triton/fp8_forward.py has the formulas), in fewer instructions: the 256 of P is 8 in its
+exponent, a score and its exponent are one fma, and so are the rescale of O and the sum of a block.
+wgmma keeps 13 fraction bits of an 8-bit sum.  S is one such sum over the head dim.  P V of each
+block begins at zero, and its result is added to O in fp32: the promotion "block".
 
 Ring, barriers and walk are those of `hopper_forward` (docs/gluon.md), with S of the next block in
-the tensor cores during the softmax of this one.  O and P V of a block are held at once: at a head
-dim of 256 that would be 256 registers, so head dims end at 128.
+the tensor cores during the exponentials of this one, and its maxima made during P V.  Where
+seqlen_kv is even, a tile of K has its even rows first, which spares P an exchange between lanes
+(`even_first`).  O and P V of a block are held at once: at a head dim of 256 that would be 256
+registers, so head dims end at 128.
 """
 
 from dataclasses import replace
@@ -30,18 +33,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from kernels.gluon import hopper_forward, host
 from kernels.gluon.columns import fetch_columns, hide_columns
+from kernels.gluon.even_first import fetch_keys, left_operand
 from kernels.gluon.host import (
     UNSPECIALIZED,
     bucket_of,
     builds_of,
     descriptor,
+    descriptor_even_first,
     keywords,
     run,
     scalars,
 )
 from kernels.gluon.ring import await_tile, close_ring, fetch, meet, nth_block, open_ring
 from kernels.gluon.rows import own_place, own_rows, store_lse, store_out
-from kernels.gluon.softmax import lifted, scores
+from kernels.gluon.softmax import lifted_signed, signed_scale, signed_scores
 from kernels.masks import mask_build, mask_tables
 from kernels.triton.common import Launch, steps
 from kernels.triton.compile import arguments, binary, meta
@@ -88,6 +93,7 @@ def _hopper_fp8_forward(  # noqa: PLR0915, PLR0917
     diagonal_low: gl.int32,
     diagonal_high: gl.int32,
     scale_log2: gl.float32,
+    EVEN_FIRST: gl.constexpr,
     KIND: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -143,7 +149,8 @@ def _hopper_fp8_forward(  # noqa: PLR0915, PLR0917
     for stage in gl.static_range(STAGES):
         key = nth_block(walk, stage) * BLOCK_N
         more = stage < total
-        fetch(k, batch32, head_kv, key, k_here.index(stage), k_ring.index(stage), more)
+        k_tile = k_ring.index(stage)
+        fetch_keys(k, batch32, head_kv, key, k_here.index(stage), k_tile, more, EVEN_FIRST)
         fetch_columns(v, batch32, head_kv, key, v_here.index(stage), v_ring.index(stage), more)
 
     factor = scale_log2
@@ -154,6 +161,7 @@ def _hopper_fp8_forward(  # noqa: PLR0915, PLR0917
         factor = factor * descale(factors, factor_steps, batch, head64, 1)
         factor_v = factor_v * descale(factors, factor_steps, batch, head64, 2)
 
+    sign, size = signed_scale(factor)
     m = gl.full([BLOCK_M], float("-inf"), gl.float32, S_ROWS)
     l = gl.zeros([BLOCK_M], gl.float32, S_ROWS)  # noqa: E741 - the paper's name
     acc = gl.zeros([BLOCK_M, BLOCK_D], gl.float32, O_LAYOUT)
@@ -166,43 +174,45 @@ def _hopper_fp8_forward(  # noqa: PLR0915, PLR0917
         s = warpgroup_mma(q_tile, k_tile.permute((1, 0)), no_s, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
         meet()  # every warp has read the first tile of K
-        key = nth_block(walk, STAGES) * BLOCK_N
-        fetch(k, batch32, head_kv, key, k_here.index(slot), k_tile, total > STAGES)
-        x = scores(s, factor, walk, 0, low, high, BLOCK_N, S_LAYOUT)
+        ahead = nth_block(walk, STAGES) * BLOCK_N
+        more = total > STAGES
+        fetch_keys(k, batch32, head_kv, ahead, k_here.index(slot), k_tile, more, EVEN_FIRST)
+        x = signed_scores(s, sign, walk, 0, low, high, BLOCK_N, S_LAYOUT, EVEN_FIRST)
+        top, m, shift, alpha = lifted_signed(x, m, m, size)
 
         for t in range(1, total):
-            m, shift, alpha = lifted(x, m)
             slot = await_tile(k_here, t, STAGES)
             k_tile = k_ring.index(slot)
             s = warpgroup_mma(q_tile, k_tile.permute((1, 0)), no_s, use_acc=False, is_async=True)
-            p = gl.exp2(x - shift[:, None])
+            p = gl.exp2(gl.fma(x, size, (8.0 - shift)[:, None]))
             l = l * alpha + gl.sum(p, 1)  # noqa: E741
-            acc = acc * gl.convert_layout(alpha, O_ROWS)[:, None]
-            p_tile = gl.convert_layout((p * 256.0).to(DTYPE), P_LAYOUT)
+            p_tile = left_operand(p, DTYPE, P_LAYOUT, EVEN_FIRST)
             last_slot = await_tile(v_here, t - 1, STAGES)
             v_tile = v_ring.index(last_slot)
             hide_columns(v_tile, nth_block(walk, t - 1) * BLOCK_N, first, last, V_LAYOUT)
             # From zero, and added in fp32: 13 bits hold the sums of one block.
             o = warpgroup_mma(p_tile, v_tile.permute((1, 0)), no_o, use_acc=False, is_async=True)
-            s, o = warpgroup_mma_wait(0, deps=(s, o))
-            acc = acc + o
+            s = warpgroup_mma_wait(1, deps=(s,))
+            x = signed_scores(s, sign, walk, t, low, high, BLOCK_N, S_LAYOUT, EVEN_FIRST)
+            shrink = alpha
+            top, m, shift, alpha = lifted_signed(x, top, m, size)
+            o = warpgroup_mma_wait(0, deps=(o,))
             meet()  # every warp has read both tiles
-            key = nth_block(walk, t + STAGES) * BLOCK_N
-            fetch(k, batch32, head_kv, key, k_here.index(slot), k_tile, t + STAGES < total)
-            key = nth_block(walk, t - 1 + STAGES) * BLOCK_N
             more = t - 1 + STAGES < total
-            fetch_columns(v, batch32, head_kv, key, v_here.index(last_slot), v_tile, more)
-            x = scores(s, factor, walk, t, low, high, BLOCK_N, S_LAYOUT)
+            fetch_columns(v, batch32, head_kv, ahead, v_here.index(last_slot), v_tile, more)
+            ahead = nth_block(walk, t + STAGES) * BLOCK_N
+            more = t + STAGES < total
+            fetch_keys(k, batch32, head_kv, ahead, k_here.index(slot), k_tile, more, EVEN_FIRST)
+            acc = gl.fma(acc, gl.convert_layout(shrink, O_ROWS)[:, None], o)
 
-        m, shift, alpha = lifted(x, m)
-        p = gl.exp2(x - shift[:, None])
+        p = gl.exp2(gl.fma(x, size, (8.0 - shift)[:, None]))
         l = l * alpha + gl.sum(p, 1)  # noqa: E741
-        acc = acc * gl.convert_layout(alpha, O_ROWS)[:, None]
-        p_tile = gl.convert_layout((p * 256.0).to(DTYPE), P_LAYOUT)
+        p_tile = left_operand(p, DTYPE, P_LAYOUT, EVEN_FIRST)
         v_tile = v_ring.index(await_tile(v_here, total - 1, STAGES))
         hide_columns(v_tile, nth_block(walk, total - 1) * BLOCK_N, first, last, V_LAYOUT)
         o = warpgroup_mma(p_tile, v_tile.permute((1, 0)), no_o, use_acc=False, is_async=True)
-        acc = acc + warpgroup_mma_wait(0, deps=(o,))
+        o = warpgroup_mma_wait(0, deps=(o,))
+        acc = gl.fma(acc, gl.convert_layout(alpha, O_ROWS)[:, None], o)
         meet()  # no warp waits at a barrier any more
 
     close_ring(q_here, 1)
@@ -210,7 +220,7 @@ def _hopper_fp8_forward(  # noqa: PLR0915, PLR0917
     close_ring(v_here, STAGES)
 
     place = batch, head, tile
-    denominator = store_lse(lse, m, l, place, heads_q, rows, seqlen_q)
+    denominator = store_lse(lse, m, l * 0.00390625, place, heads_q, rows, seqlen_q)
     o_tile = acc / gl.convert_layout(denominator, O_ROWS)[:, None] * factor_v
     strides = out_batch, out_head, out_row, dim_v
     store_out(out, o_tile, strides, place, seqlen_q, BLOCK_M, BLOCK_D, OUT_LAYOUT)
@@ -228,6 +238,7 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
     mask = mask_build(args)
     bucket = bucket_of(args, BUCKETS)
     blocks = effective_blocks(args.config, bucket)
+    even = args.seqlen_kv % 2 == 0
     factors: tuple[Tensor, ...] | None = None
     factor_steps: tuple[tuple[int, ...], ...] | None = None
     if args.descales is not None:
@@ -238,13 +249,13 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
         args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),
         (
             descriptor("q", args.q, blocks.block_m, bucket),
-            descriptor("k", args.k, blocks.block_n, bucket),
+            (descriptor_even_first if even else descriptor)("k", args.k, blocks.block_n, bucket),
             descriptor("v", args.stored["v"].tensors[""], bucket, blocks.block_n),
             *(out, lse, mask_tables(args, mask)),
             *(factors, factor_steps),
             *scalars(args, out, mask),
         ),
-        {"BLOCK_M": blocks.block_m} | keywords(mask, blocks, bucket),
+        {"BLOCK_M": blocks.block_m, "EVEN_FIRST": even} | keywords(mask, blocks, bucket),
     )
 
 
@@ -256,32 +267,59 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
 
 def builds(arch: str) -> list[Build]:
     """Each config at each bucket, so that each dtype, kind of mask and output occurs, with factors
-    per head; for Hopper alone."""
-    return builds_of(VARIANT, _BUILDS, _compile, _SPILL_BUDGETS, ("QGMMA", "UTMALDG"), arch)
+    per head, and of an odd number of keys, too; for Hopper alone."""
+    words = "QGMMA", "UTMALDG"
+    even = builds_of(VARIANT, _BUILDS, _compile, _SPILL_BUDGETS, words, arch)
+    odd = builds_of(VARIANT, _ODD_BUILDS, partial(_compile, odd=True), {}, words, arch)
+    budgets = _SPILL_BUDGETS
+    return even + [
+        replace(build, name=name, spill_budget=budgets.get(name, 0))
+        for build in odd
+        for name in [f"{build.name}, odd"]
+    ]
 
 
 _BUILDS: tuple[tuple[int, str, int, str, str], ...] = (
     (0, "float8_e4m3fn", 128, "full", "bfloat16"),
     (0, "float8_e5m2", 128, "causal", "float16"),
-    (0, "float8_e4m3fn", 64, "interval", "bfloat16"),
-    (1, "float8_e4m3fn", 128, "window", "bfloat16"),
-    (1, "float8_e4m3fn", 64, "full", "bfloat16"),
-    (1, "float8_e5m2", 64, "causal", "float16"),
-    (2, "float8_e4m3fn", 128, "interval", "bfloat16"),
-    (2, "float8_e5m2", 64, "window", "bfloat16"),
-    (3, "float8_e4m3fn", 128, "causal", "float16"),
-    (3, "float8_e5m2", 64, "full", "bfloat16"),
+    (0, "float8_e4m3fn", 64, "window", "bfloat16"),
+    (1, "float8_e4m3fn", 128, "full", "bfloat16"),
+    (1, "float8_e5m2", 128, "causal", "float16"),
+    (1, "float8_e4m3fn", 64, "interval", "bfloat16"),
+    (2, "float8_e4m3fn", 128, "window", "bfloat16"),
+    (2, "float8_e4m3fn", 64, "full", "bfloat16"),
+    (2, "float8_e5m2", 64, "causal", "float16"),
+    (3, "float8_e4m3fn", 128, "interval", "bfloat16"),
+    (3, "float8_e5m2", 64, "window", "bfloat16"),
+    (4, "float8_e4m3fn", 128, "causal", "float16"),
+    (4, "float8_e5m2", 64, "full", "bfloat16"),
+)
+_ODD_BUILDS: tuple[tuple[int, str, int, str, str], ...] = (
+    (0, "float8_e4m3fn", 128, "causal", "bfloat16"),
+    (2, "float8_e5m2", 128, "full", "bfloat16"),
+    (3, "float8_e4m3fn", 64, "full", "bfloat16"),
 )
 
 _SPILL_BUDGETS: dict[str, int] = {}  # bytes per thread: the most of Triton 3.6 and 3.7
 
 
 def _compile(
-    config: Config, dtype: str, head_dim: int, kind: str, dtype_out: str, arch: str
+    config: Config,
+    dtype: str,
+    head_dim: int,
+    kind: str,
+    dtype_out: str,
+    arch: str,
+    *,
+    odd: bool = False,
 ) -> Binary:
     args = arguments(config, dtype, head_dim, kind)
+    columns = meta(tuple(args.v.mT.shape), dtype)
+    if odd:
+        args = replace(args, k=args.k[:, :, :-1], v=args.v[:, :, :-1])
+        columns = columns[..., :-1]
     factors = Descales(*(meta((args.batch, args.heads_kv), "float32") for _ in "qkv"))
-    stored = {"v": Stored(STORAGE, STORAGE, {"": meta(tuple(args.v.mT.shape), dtype)}, ("v",))}
+    stored = {"v": Stored(STORAGE, STORAGE, {"": columns}, ("v",))}
     out = meta(tuple(args.q.shape), dtype_out)
     lse = meta(tuple(args.q.shape[:3]), "float32")
     return binary(launch(replace(args, descales=factors, stored=stored), out, lse), arch)
@@ -303,6 +341,7 @@ VARIANT = replace(
     name="gluon-hopper-fp8-forward",
     forward=forward,
     configs=(
+        Config(block_m=64, block_n=128, num_warps=4, num_stages=2),
         Config(block_m=128, block_n=64, num_warps=8, num_stages=4),
         Config(block_m=128, block_n=128, num_warps=8, num_stages=2),
         Config(block_m=64, block_n=64, num_warps=4, num_stages=3),

@@ -78,6 +78,21 @@ def descriptor(name: str, tensor: Tensor, rows: int, columns: int) -> TensorDesc
     return TensorDescriptor(tensor, shape, strides, [1, 1, rows, columns], layout)
 
 
+def descriptor_even_first(name: str, tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """`descriptor` of k with an even number of rows, for `kernels.gluon.even_first`: rows of even
+    numbers and of odd ones are a dimension of their own."""
+    whole = descriptor(name, tensor, rows, columns)
+    *outer, seqlen, dim = whole.shape
+    *steps, step, _ = whole.strides
+    return TensorDescriptor(
+        tensor,
+        [*outer, 2, seqlen // 2, dim],
+        [*steps, step, 2 * step, 1],
+        [1, 1, 2, rows // 2, columns],
+        replace(whole.layout, rank=5),
+    )
+
+
 def scalars(args: AttentionArgs, out: Tensor, mask: MaskBuild) -> tuple[Any, ...]:
     """The last arguments of a kernel: out's strides and head_dim_v in units of ROW_UNIT, the
     counts, and the scale in base 2."""

@@ -19,10 +19,25 @@ from kernels.triton.tiles import blocks_of
 
 
 @gluon.jit
-def masked(x, walk, t, low, high, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr):
-    """The t-th block with -inf where a row does not see a key: at the edges."""
+def masked(
+    x,
+    walk,
+    t,
+    low,
+    high,
+    BLOCK_N: gl.constexpr,
+    LAYOUT: gl.constexpr,
+    EVEN_FIRST: gl.constexpr = False,
+):
+    """The t-th block with -inf where a row does not see a key: at the edges.
+
+    EVEN_FIRST: the even keys of the block are the first half of its columns.
+    """
     if t >= blocks_of(walk, 0):
-        key = nth_block(walk, t) * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
+        column = gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
+        if EVEN_FIRST:
+            column = column % (BLOCK_N // 2) * 2 + column // (BLOCK_N // 2)
+        key = nth_block(walk, t) * BLOCK_N + column
         seen = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
         x = gl.where(seen, x, float("-inf"))
     return x
@@ -67,7 +82,7 @@ def signed_scale(scale_log2):
 
 
 @gluon.jit
-def signed_scores(
+def signed_scores(  # noqa: PLR0917
     s,
     sign,
     walk,
@@ -76,11 +91,12 @@ def signed_scores(
     high,
     BLOCK_N: gl.constexpr,
     LAYOUT: gl.constexpr,
+    EVEN_FIRST: gl.constexpr = False,
 ):
     """S of the t-th block times the scale's sign, masked."""
     if sign != 1.0:
         s = s * sign
-    return masked(s, walk, t, low, high, BLOCK_N, LAYOUT)
+    return masked(s, walk, t, low, high, BLOCK_N, LAYOUT, EVEN_FIRST)
 
 
 @gluon.jit

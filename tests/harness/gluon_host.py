@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import linecache
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -50,6 +51,7 @@ KERNELS = {  # in the order of their imports
         ("gluon", "rows"),
         ("gluon", "softmax"),
         ("gluon", "columns"),
+        ("gluon", "even_first"),
         ("gluon", "cluster"),
         ("gluon", "partitions"),
         ("gluon", "hopper_turnstile"),
@@ -68,12 +70,14 @@ class Machine:
 
     unit: what wgmma adds 8-bit products on; exact products and fp32 sums if None.
     mask: the CTAs that a multicast reaches: Triton finds them by the layout of the tile.
+    pending: products that were begun, and their results, NaN until a wait lets them be read.
     """
 
     program: int = 0
     unit: Unit | None = None
     mask: tuple[int, ...] = (0, 1)
     events: list[Event] = field(default_factory=list)
+    pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     arrays: Iterator[int] = field(default_factory=lambda: iter(range(99)))
 
     def say(self, kind: str, **about: Any) -> None:
@@ -93,7 +97,7 @@ class Machine:
         multicast: bool = False,
     ) -> None:
         if pred:
-            about = {"what": (tensor.name, int(at[2] + at[3]))}
+            about = {"what": (tensor.name, tensor.first(at))}
             about["number"] = tensor.nbytes_per_cta
             about["ctas"] = self.mask if multicast and not tensor.split else ()
             self.say("copy", barrier=barrier.key, tiles=(tile.key,), leader=True, **about)
@@ -111,17 +115,25 @@ class Machine:
         self, a: Any, b: Shared, acc: Tensor, use_acc: bool = True, is_async: bool = False
     ) -> Tensor:
         self.say("wgmma", tiles=tuple(x.key for x in (a, b) if isinstance(x, Shared)))
-        if not is_async:
-            self.say("done", number=0)
         left = a.values if isinstance(a, Shared) else a
+        start = acc if use_acc else torch.zeros_like(acc)
         if self.unit is not None:
-            return mma(left, b.values, acc if use_acc else torch.zeros_like(acc), self.unit)
-        product = left.float() @ b.values.float()
-        return acc + product if use_acc else product
+            product = mma(left, b.values, start, self.unit)
+        else:
+            product = start + left.float() @ b.values.float()
+        result = torch.full_like(product, math.nan)
+        self.pending.append((result, product))
+        if not is_async:
+            self.finish(0, ())
+        return result
 
     def finish(self, pending: int, deps: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+        """Products end in the order in which they were begun."""
         self.say("done", number=pending)
-        return deps if len(deps) > 1 else deps[0]
+        while len(self.pending) > pending:
+            result, product = self.pending.pop(0)
+            result.copy_(product)
+        return deps[0] if len(deps) == 1 else deps
 
     def modules(self) -> dict[str, Any]:
         """The stand-ins, by the names of the modules that hold them."""
@@ -231,6 +243,7 @@ class Host:
         """One program; its events are `machine.events` afterwards."""
         self.machine.program = program
         self.machine.events.clear()
+        self.machine.pending.clear()
         self.machine.arrays = iter(range(99))
         run = kernel or getattr(self.kernel, f"_{self.name}")
         run(*given.values(), **keywords)

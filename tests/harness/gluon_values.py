@@ -155,17 +155,24 @@ class Copied:
         whole: int = self.block_type.nbytes
         return whole >> sum(map(any, self.layout.cga_layout))
 
-    def box(self, batch: int, head: int, row: int, dim: int) -> Tensor:
+    def box(self, batch: int, head: int, *place: int) -> Tensor:
         """The tile whose first element is there; elements out of bounds are zeros."""
         base = self.source.base
         whole = torch.as_strided(base, self.shape, self.source.strides, base.storage_offset())
-        _, _, rows, dims = self.block_shape
         if not (0 <= batch < self.shape[0] and 0 <= head < self.shape[1]):
             raise IndexError(f"{self.name}: no head {head} of batch {batch}")
-        inside = whole[batch, head, row : row + rows, dim : dim + dims]
-        box = torch.zeros(rows, dims, dtype=self.dtype)
-        box[: inside.shape[0], : inside.shape[1]] = inside
-        return box
+        sizes = self.block_shape[2:]
+        cut = tuple(slice(at, at + size) for at, size in zip(place, sizes, strict=True))
+        inside = whole[(batch, head, *cut)]
+        box = torch.zeros(*sizes, dtype=self.dtype)
+        box[tuple(map(slice, inside.shape))] = inside
+        return box.reshape(-1, sizes[-1])
+
+    @staticmethod
+    def first(place: Sequence[int]) -> int:
+        """The first row of a box at that place, or its first column where rows begin at 0."""
+        *halves, row, column = place[2:]
+        return int((2 * row if halves else row) + column)
 
 
 class Names(SimpleNamespace):
@@ -215,6 +222,17 @@ def _fma(x: Tensor, y: Tensor | float, z: Tensor) -> Tensor:
     return (x.double() * factor + z.double()).float()
 
 
+def _assembly(text: str, constraints: str, x: Sequence[Tensor], dtype: Any, **_: Any) -> Tensor:
+    """The one piece of PTX that there is: casts to nearest that saturate, in the order of bytes."""
+    kinds = {torch.float8_e4m3fn: "e4m3x2", torch.float8_e5m2: "e5m2x2"}
+    (values,) = x
+    for half, pair in (("low", "$2, $1"), ("high", "$4, $3")):
+        if f"cvt.rn.satfinite.{kinds[dtype]}.f32 {half}, {pair};" not in text:
+            raise ValueError(f"the host model has no such assembly: {text}")
+    largest = torch.finfo(dtype).max
+    return values.clamp(-largest, largest).to(dtype)
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -228,6 +246,9 @@ SHARED_NAMES = {
     "int32": torch.int32,
     "int64": torch.int64,
     "float32": torch.float32,
+    "float8e4nv": torch.float8_e4m3fn,
+    "float8e5": torch.float8_e5m2,
+    "inline_asm_elementwise": _assembly,
     "static_range": range,
     "cdiv": lambda x, y: -(-x // y),
     "where": _where,

@@ -206,7 +206,7 @@ def _of_gluon(label: str, forward: Callable[..., None], one: Config) -> Trial:
 def _gluon_8() -> Iterator[Trial]:
     """Beside the 16-bit forward that it is to outrun."""
     yield _of_gluon("16 bits", gluon_hopper.forward, gluon_hopper.TURNSTILE[0])
-    for one in (config(64, 128, 4, 2), config(128, 128, 8, 2), config(64, 64, 4, 3)):
+    for one in (gluon_fp8.VARIANT.configs[0], config(64, 128, 4, 3)):
         yield Trial(f"as shipped, {one.name}", partial(_eight, gluon_fp8, one))
         for label in speed_gluon.EDITS:
             copy = speed_gluon.COPIES.copy_of(label)

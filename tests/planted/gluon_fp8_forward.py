@@ -15,8 +15,7 @@ SLIPS = {
             # V's refill comes before P V.
             Edit(
                 r"(?s)( {12}hide_columns\(v_tile, nth_block\(walk, t - 1\)[^\n]*\n)(.*?)"
-                r"( {12}key = nth_block\(walk, t - 1 \+ STAGES\) \* BLOCK_N\n.*?"
-                r" {12}fetch_columns\(v, [^\n]*\n)",
+                r"( {12}more = t - 1 \+ STAGES < total\n {12}fetch_columns\(v, [^\n]*\n)",
                 r"\1            meet()\n\3\2",
             ),
         ),
@@ -30,8 +29,13 @@ SLIPS = {
     "chained-sums": Slip(
         (
             Edit(r"(v_tile\.permute\(\(1, 0\)\), )no_o, use_acc=False", r"\1acc", 2),
-            Edit(r"acc = acc \+ o\n", "acc = o\n"),
-            Edit(r"acc = acc \+ warpgroup", "acc = warpgroup"),
+            # O is rescaled before the block's products in the place of behind them.
+            Edit(
+                r"(?m)^( +)(o = warpgroup_mma\(p_tile)",
+                r"\1acc = acc * gl.convert_layout(alpha, O_ROWS)[:, None]\n\1\2",
+                2,
+            ),
+            Edit(r"acc = gl\.fma\(acc, gl\.convert_layout\([^\n]*, o\)\n", "acc = o\n", 2),
         ),
         "adds all keys up in the 13 bits of wgmma, which is declared as promoted per block",
     ),
@@ -40,10 +44,10 @@ SLIPS = {
 # One slot, into which every next tile is copied.
 COPIES = Copies(
     name="gluon-fp8",
-    files=("ring", "rows", "columns", "softmax", "hopper_fp8_forward"),
+    files=("ring", "rows", "columns", "even_first", "softmax", "hopper_fp8_forward"),
     slips=SLIPS,
     shipped=hopper_fp8_forward.VARIANT,
-    config=hopper_fp8_forward.VARIANT.configs[3],
+    config=hopper_fp8_forward.VARIANT.configs[-1],
     support=replace(
         narrow(hopper_fp8_forward.SUPPORT, head_dim=128),
         dtypes_out=(),

@@ -38,7 +38,7 @@ from verify.variant import AttentionArgs, Build, Config, Stored, Unsupported, co
 
 torch.set_num_threads(1)
 
-DEEP, WIDE, SMALL, ALONE = kernel.VARIANT.configs
+FAST, DEEP, WIDE, SMALL, ALONE = kernel.VARIANT.configs
 E4M3, E5M2 = kernel.SUPPORT.dtypes
 COLUMNS = TransposedV(16)
 
@@ -153,22 +153,37 @@ def test_it_declares_the_arithmetic_of_the_triton_kernel_but_for_the_instruction
 )
 def test_its_text_stays_inside_its_bounds(text: str) -> None:
     """And writes no element beside O and LSE, which `run` asserts; NaN lies beside the inputs."""
-    for config, dtype in ((DEEP, E5M2), (WIDE, E4M3), (SMALL, E4M3), (ALONE, E5M2)):
+    each = ((FAST, E4M3), (DEEP, E5M2), (WIDE, E4M3), (SMALL, E4M3), (ALONE, E5M2))
+    for config, dtype in each:
         assert verdict(host(), f"{text},dtype={dtype}", config) is None
 
 
-FAULTY = f"b=2,hq=4,hkv=2,sq=70,skv=200,d=64,mask=causal,descale=head,dtype={E4M3}"
+FAULTY = f"b=2,hq=4,hkv=2,sq=70,skv=200,d=64,mask=causal,scale=-0.2,descale=head,dtype={E4M3}"
 FAULTS = {
     "no factor of k": Edit(r"factor = factor \* descale\(.*, 1\)", "pass"),
     "the factor of k for v": Edit(r"batch, head64, 2\)", "batch, head64, 1)"),
     "the factor of another head": Edit(
         r"head64 = head_kv\.to\(gl\.int64\)", "head64 = (head_kv + 1) % 2"
     ),
-    "P not scaled": Edit(r"p \* 256\.0", "p", 2),
-    "O scaled": Edit(r"0\.00390625", "1.0"),
-    "O not shrunk": Edit(r"acc = acc \* gl\.convert_layout\(alpha, O_ROWS\)\[:, None\]", "pass", 2),
-    "the last block alone": Edit(r"acc = acc \+ o\n", "acc = o\n"),
-    "V a block on": Edit(r"key = nth_block\(walk, t - 1 \+ STAGES\)", "key = nth_block(walk, t)"),
+    "P not scaled": Edit(r"\(8\.0 - shift\)\[:, None\]", "-shift[:, None]", 2),
+    "O scaled": Edit(r"factor_v = 0\.00390625", "factor_v = 1.0"),
+    "the sum scaled": Edit(r"l \* 0\.00390625", "l"),
+    "O not shrunk": Edit(r"gl\.fma\(acc, gl\.convert_layout\([^\n]*, o\)\n", "acc + o\n", 2),
+    "shrunk by the next block": Edit(
+        r"shrink = alpha\n( +)(top[^\n]*)\n", r"\2\n\1shrink = alpha\n"
+    ),
+    "no wait for S": Edit(r"wait\(1, deps=\(s,\)\)", "wait(2, deps=(s,))"),
+    "the last block alone": Edit(r"acc = gl\.fma\(acc, [^\n]*shrink[^\n]*\n", "acc = o\n"),
+    "V a block on": Edit(
+        r"fetch_columns\(v, batch32, head_kv, ahead",
+        "fetch_columns(v, batch32, head_kv, ahead + 64",
+    ),
+    "a negative scale's maximum": Edit(r"s = s \* sign", "pass"),
+    "the order of keys forgotten": Edit(r"gl\.convert_layout\(in_order\(p\), LAYOUT\)", "p"),
+    "the mask in the order of columns": Edit(
+        r"(?m)^ +column = column % [^\n]*\n", "            pass\n"
+    ),
+    "odd rows first": Edit(r"head, 0, row // 2, 0\]", "head, 1, row // 2, 0]"),
     "V by another head": Edit(
         r"fetch_columns\(v, batch32, head_kv,", "fetch_columns(v, batch32, 1 - head_kv,", 2
     ),
@@ -243,7 +258,9 @@ ROWS = 2  # of the tile
 DIM = 32
 
 
-def program(made: Host, low: tuple[int, int], high: tuple[int, int], slots: int) -> Program:
+def program(
+    made: Host, low: tuple[int, int], high: tuple[int, int], slots: int, *, even_first: bool
+) -> Program:
     """What a program asks of the machine, of two rows that see keys [low, high)."""
     keys = max(*high, 1)
     descriptors = []
@@ -251,14 +268,19 @@ def program(made: Host, low: tuple[int, int], high: tuple[int, int], slots: int)
     shapes = {"q": (ROWS, DIM), "k": (keys, DIM), "v": (DIM, keys)}
     for name, box in boxes.items():
         base = torch.ones(1, 1, *shapes[name], dtype=torch.float8_e4m3fn)
-        source = {"base": base, "shape": base.shape, "strides": base.stride(), "layout": NO_CLUSTER}
-        descriptors.append(Copied(name, SimpleNamespace(**source, block_shape=[1, 1, *box])))
+        shape, strides, block = list(base.shape), list(base.stride()), [1, 1, *box]
+        if even_first and name == "k":
+            shape[2:3], block[2:3] = [2, keys // 2], [2, KEYS // 2]
+            strides[2:3] = [DIM, 2 * DIM]
+        source = {"base": base, "shape": shape, "strides": strides, "layout": NO_CLUSTER}
+        descriptors.append(Copied(name, SimpleNamespace(**source, block_shape=block)))
     tables = tuple(Place.of(torch.tensor([keys_], dtype=torch.int32)) for keys_ in (low, high))
     out = Place.of(torch.zeros(1, 1, ROWS, DIM, dtype=torch.bfloat16))
     arguments = [*descriptors, out, Place.of(torch.zeros(1, 1, ROWS)), tables, None, None]
     arguments += [1, 1, 1, 1, 1, 1, ROWS, keys, 0, 0, 1.0]
     blocks = {"BLOCK_M": ROWS, "BLOCK_N": KEYS, "BLOCK_D": DIM, "STAGES": slots}
-    made.run(0, dict(enumerate(arguments)), {**blocks, "KIND": "interval", "num_warps": 1})
+    options = {"EVEN_FIRST": even_first, "KIND": "interval", "num_warps": 1}
+    made.run(0, dict(enumerate(arguments)), {**blocks, **options})
     walk = [range(*row) for row in zip(low, high, strict=True)]
     blocks_seen = sorted({key // KEYS for row in walk for key in row})
     whole = [
@@ -272,10 +294,16 @@ def program(made: Host, low: tuple[int, int], high: tuple[int, int], slots: int)
 WALKS = [((0, 0), (0, 0)), ((0, 0), (30, 32)), ((1, 32), (96, 90)), ((40, 70), (300, 240))]
 
 
+def orders(high: tuple[int, int]) -> list[bool]:
+    """Whether a tile of K can have its even rows first: as it is, and so of an even number."""
+    return [False] if max(high) % 2 or not max(high) else [False, True]
+
+
 @pytest.mark.parametrize("slots", range(1, 5))
 def test_no_order_breaks_the_protocol(slots: int) -> None:
     for low, high in WALKS:
-        program(host(), low, high, slots).check()
+        for even_first in orders(high):
+            program(host(), low, high, slots, even_first=even_first).check()
 
 
 RACES = {
@@ -286,14 +314,16 @@ RACES = {
     "the last V without a wait": Edit(
         r"await_tile\(v_here, total - 1, STAGES\)", "(total - 1) % STAGES"
     ),
-    "no wait for wgmma": Edit(r"wait\(0, deps=\(s, o\)\)", "wait(2, deps=(s, o))"),
+    "no wait for O": Edit(r"(?m)^( {12}o = warpgroup_mma_)wait\(0,", r"\1wait(1,"),
     "no meeting before a refill": Edit(r"meet\(\)(?=  # every warp has read both tiles)", "pass"),
     "no fence behind hidden columns": Edit(
         r"fence_async_shared\(\)(?=  # wgmma and the copy engine)", "pass", 2
     ),
-    "no arrival for columns": Edit(r"mbarrier\.expect\([^\n]*", "pass", 2),
-    "columns of the wrong block": Edit(
-        r"nth_block\(walk, t - 1 \+ STAGES\)", "nth_block(walk, t + STAGES)"
+    "no arrival for columns": Edit(r"mbarrier\.expect\([^\n]*", "pass", 3),
+    "columns of the block behind": Edit(
+        r"(?s)( {12}more = t - 1 \+ STAGES < total\n {12}fetch_columns\(v, [^\n]*\n)"
+        r"( {12}ahead = [^\n]*\n)",
+        r"\2\1",
     ),
 }
 
@@ -302,7 +332,8 @@ def check_protocol(made: Host) -> None:
     """Raises ProtocolError if some walk shows a broken one."""
     for slots in (1, 2, 3):
         for low, high in WALKS:
-            program(made, low, high, slots).check()
+            for even_first in orders(high):
+                program(made, low, high, slots, even_first=even_first).check()
 
 
 @pytest.mark.parametrize("race", RACES)
@@ -360,7 +391,7 @@ def test_builds_are_for_hopper_alone() -> None:
     configs = {config.name for config in kernel.VARIANT.configs}
     buckets = {f"d {bucket}" for bucket in kernel.BUCKETS}
     outputs = {"out bfloat16", "out float16"}
-    assert parts == configs | buckets | set(MASKS) | {E4M3, E5M2} | outputs
+    assert parts == configs | buckets | set(MASKS) | {E4M3, E5M2} | outputs | {"odd"}
 
 
 def build_named(start: str) -> Build:
