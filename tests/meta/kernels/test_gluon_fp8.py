@@ -243,12 +243,12 @@ def test_it_adds_up_as_declared(config: Config, every: int) -> None:
     assert ruling.observed["P"] == E4M3
 
 
-def test_sums_that_are_never_promoted_are_named() -> None:
+@pytest.mark.parametrize(("config", "every"), [(SMALL, 64), (ALONE, 128)])
+def test_sums_that_are_never_promoted_are_named(config: Config, every: int) -> None:
     """Blocks chained through wgmma's own 13 bits."""
     chained = host_of(*gluon_fp8_forward.SLIPS["chained-sums"].edits)
-    convicted(
-        numerics_of(chained, SMALL, E4M3), "promoted every 64", "13 fraction bits, never promoted"
-    )
+    ruling = numerics_of(chained, config, E4M3)
+    convicted(ruling, f"promoted every {every}", "13 fraction bits, never promoted")
 
 
 # Barriers.

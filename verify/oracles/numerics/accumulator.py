@@ -32,6 +32,7 @@ _GROUPS = (1, 4, 8, 16, 32, 64)  # products that are added before the accumulato
 _PROMOTIONS = (32, 64, 128)
 _OF_SCORES, _OF_VALUES = "accumulator of Q K^T", "accumulator of P V"
 _KEYS = 256
+_PARTS = 8  # of a promoted sum, at least: fewer differ too little from a sum that is not promoted
 _ROWS = 16
 
 
@@ -87,33 +88,34 @@ def values(trial: Trial) -> Claim | None:
     """Test the accumulator of P V: scores are equal, so P is 1 (or a power of two) in any format; V
     is +large, small ..., -large.  Each column is one case."""
     p = trial.problem
-    largest = 8 if p.format.itemsize == 1 else 14
+    eight = p.format.itemsize == 1
+    largest = 8 if eight else 14
+    keys = max(_KEYS, _PARTS * _every(trial)) if eight else _KEYS
+    rows = _ROWS if trial.declaration.support.cross_lengths else keys
+    problem = p.but(batch=1, heads_q=p.group, heads_kv=1, seqlen_q=rows, seqlen_kv=keys)
     # Sums without cancellation lose more than 13 bits can lose in one part of a promoted sum.
     cases: list[tuple[int, int, int | None]] = [
         (_LONE_RATIO, 0, None),
-        (_LONE_RATIO, _KEYS - 1, None),
+        (_LONE_RATIO, keys - 1, None),
     ]
-    cases = [*cases, *((ratio, *ends) for ratio in _VALUE_RATIOS for ends in _ends(_KEYS))][
+    cases = [*cases, *((ratio, *ends) for ratio in _VALUE_RATIOS for ends in _ends(keys))][
         : p.head_dim_v
     ]
-    v = torch.zeros(_KEYS, p.head_dim_v)
+    v = torch.zeros(keys, p.head_dim_v)
     for case, (ratio, first, last) in enumerate(cases):
         v[:, case] = math.ldexp(1.0, largest - ratio)
         v[first, case] = math.ldexp(1.0, largest)
         if last is not None:
             v[last, case] = -math.ldexp(1.0, largest)
-    rows = _ROWS if trial.declaration.support.cross_lengths else _KEYS
-    problem = p.but(batch=1, heads_q=p.group, heads_kv=1, seqlen_q=rows, seqlen_kv=_KEYS)
     zero = torch.zeros(1)
     probe = run_if_supported(trial, "accumulator of values", problem, zero, zero, v)
     if probe is None:
         return None
-    exact = (v[:, : len(cases)].double().sum(0)) / _KEYS
+    exact = (v[:, : len(cases)].double().sum(0)) / keys
     got = result(probe.first)[0, 0, -1, : len(cases)].double() / exact
     products = v.double().T[: len(cases)]
-    eight = p.format.itemsize == 1
     possible = {
-        name: sums / _KEYS / exact for name, sums in _sums(products, _PROMOTIONS if eight else ())
+        name: sums / keys / exact for name, sums in _sums(products, _PROMOTIONS if eight else ())
     }
     word = nearest(got, possible, 2.0)
     where = torch.zeros(problem.shape_out, dtype=torch.bool)
@@ -134,13 +136,19 @@ def _claim(trial: Trial, name: str, word: str, ratio: float, evidence: str) -> C
         if name == _OF_SCORES
         else numerics.products.accumulator
     )
-    keys = block_size(numerics.softmax.block_n, trial.config.block_n) or trial.problem.seqlen_kv
-    every = numerics.products.promotions(keys)[name == _OF_VALUES]
+    every = _every(trial, of_values=name == _OF_VALUES)
     if eight and every:
         declared += f", promoted every {every}"
     elif eight:
         declared += ", of the unit"
     return Claim(name, word, declared, ratio, word != "float32", evidence)
+
+
+def _every(trial: Trial, *, of_values: bool = True) -> int:
+    """The declared products between promotions of P V, or of Q K^T; 0: none."""
+    numerics = trial.declaration.numerics
+    keys = block_size(numerics.softmax.block_n, trial.config.block_n) or trial.problem.seqlen_kv
+    return numerics.products.promotions(keys)[of_values]
 
 
 def _ends(length: int) -> tuple[tuple[int, int], ...]:
