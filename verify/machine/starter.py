@@ -6,9 +6,9 @@ the child's side of a cell, torch with it, and nothing of the judge; `JUDGES` ha
 is a fork of a fork of the first: torch is imported once.
 
 A starter calls the main() of a module in a fork, which gets the arguments, environment variables,
-directory and descriptors that `python -m module` would get.  `launch` asks a starter, or starts
-Python where there is none: on another system than Linux, or if variables differ that only a start
-of Python reads.
+directory, descriptors and cores that `python -m module` would get.  `launch` asks a starter, or
+starts Python where there is none: on another system than Linux, or if variables differ that only a
+start of Python reads.
 
 The client's end of a starter's socket is inherited by forks alone.  No kernel process has it: such
 a process could start one that is not confined.
@@ -326,6 +326,7 @@ def _ask(name: str, program: Program, fds: Mapping[int, int]) -> Forked | None:
         numbers=list(fds),
         session=program.session,
         leash=os.getpid() if program.leashed else 0,
+        cores=sorted(os.sched_getaffinity(0)),
     )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

@@ -32,7 +32,7 @@ class Request:
     """A program, as a starter gets it.
 
     numbers: of its descriptors, which come with the request in this order.  leash: the process with
-    which it ends, or 0.
+    which it ends, or 0.  cores: on which it may run.
     """
 
     module: str
@@ -42,6 +42,7 @@ class Request:
     numbers: Sequence[int]
     session: bool
     leash: int
+    cores: Sequence[int]
 
 
 @dataclass
@@ -158,6 +159,7 @@ def _become(request: Request, fds: list[int], server: Server) -> object:
         os.dup2(fd, number)
     _close_but(inherited.union(request.numbers))
     os.chdir(request.directory)
+    os.sched_setaffinity(0, request.cores)
     os.environ.clear()
     os.environ.update(request.environment)
     tempfile.tempdir = None  # it depends on the variables

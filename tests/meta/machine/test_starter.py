@@ -68,6 +68,18 @@ def test_a_fork_gets_what_a_program_gets(session: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("started")
+def test_a_fork_runs_on_the_cores_of_what_asks_for_it() -> None:
+    """Those that the process has now, not those that it had when the starter began."""
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {max(before)})
+        assert told()["cores"] == [max(before)]
+    finally:
+        os.sched_setaffinity(0, before)
+    assert told()["cores"] == sorted(before)
+
+
+@pytest.mark.usefixtures("started")
 def test_the_leash_of_what_starts_it_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that took it for its own would end at once: its parent is another process."""
     variables = {**VARIABLES, target.SAID: "1"}
