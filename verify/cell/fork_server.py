@@ -19,6 +19,7 @@ from verify.cell.confinement import Confinement, confinement, variables
 from verify.cell.protocol import Closed, receive, send
 from verify.cell.untrusted_text import visible
 from verify.machine import other_triton, settings, starter
+from verify.machine.compiling import COMPILES
 from verify.machine.places import state_directory
 
 ROOT = bundle.ROOT
@@ -49,9 +50,7 @@ class Environment:
 # One compile thread per cell, since there are as many cells as cores.
 PLAIN_CUDA = Environment("cuda", "cuda", (("TORCHINDUCTOR_COMPILE_THREADS", "1"),), patience=120.0)
 # Compiling needs no device; Triton must not interpret.
-COMPILER = Environment(
-    "compiler", "cpu", (("TRITON_INTERPRET", "0"), ("CUDA_VISIBLE_DEVICES", "")), patience=300.0
-)
+COMPILER = Environment("compiler", "cpu", (COMPILES, ("CUDA_VISIBLE_DEVICES", "")), patience=300.0)
 TRITON_COMPILER = replace(COMPILER, preloads=("triton-compiler",))
 # Without a GPU, Triton kernels run in Triton's interpreter; other kernels ignore this variable.
 PLAIN_CPU = Environment("cpu", "cpu", (("TRITON_INTERPRET", "1"), ("CUDA_VISIBLE_DEVICES", "")))

@@ -10,6 +10,7 @@ from references.output_scale import DTYPES as EIGHT_BITS
 from references.tensor import Tensor
 from verify.arithmetic.archs import archs
 from verify.brief import shown
+from verify.machine.compiling import as_compiling
 from verify.variant.arguments import AttentionArgs, Gradients, Saved, Workspace
 from verify.variant.build import Build
 from verify.variant.config import Config
@@ -228,6 +229,14 @@ class Variant(Declared, path="variant"):
             masked_values_backward=self.contract.masked_values_backward,
         )
 
+    def _uncompilable(self) -> str | None:
+        """Why builds cannot be compiled; a process in which Triton interprets is no reason, since
+        others compile."""
+        if self.compilable is None:
+            return None
+        with as_compiling():
+            return self.compilable()
+
     def describe(self) -> dict[str, Any]:
         """The declaration as JSON-ready data (see `Declaration`)."""
         return {
@@ -246,7 +255,7 @@ class Variant(Declared, path="variant"):
             "allocates_outputs": self.allocates_outputs,
             "workspaces": [entry for entry in RUNS if self.entry(entry)[1] is not None],
             "compiles": self.builds is not None,
-            "uncompilable": self.compilable() if self.compilable is not None else None,
+            "uncompilable": self._uncompilable(),
             "head_dim_buckets": list(self.head_dim_buckets),
             "unavailable": self.available() if self.available is not None else None,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import fields, replace
 
 import pytest
@@ -191,6 +192,23 @@ def test_a_description_survives_json(variant: Variant) -> None:
     assert hash(found.support) == hash(found.support), "hashable: strategies are cached by it"
     with pytest.raises(KeyError):
         found.config("no-such-config")
+
+
+def test_where_triton_interprets_builds_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes compile them, in which it does not; another reason stays one."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    interprets = {"0": None, "1": "Triton interprets here"}
+
+    def compilable() -> str | None:
+        return interprets[os.environ["TRITON_INTERPRET"]]
+
+    assert replace(ODD, compilable=compilable).describe()["uncompilable"] is None
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert (
+        replace(ODD, compilable=lambda: "no compiler").describe()["uncompilable"] == "no compiler"
+    )
+    assert "TRITON_INTERPRET" not in os.environ
 
 
 def test_every_declared_field_is_tried_above() -> None:
