@@ -14,6 +14,9 @@ from verify.machine.cores import cores
 
 _MASK = "CUDA_VISIBLE_DEVICES"
 _WORKER_MEMORY = 3 << 30  # bytes of GPU memory that a worker and its cells can need
+_MPS_CLIENTS = 48  # contexts that a GPU has under NVIDIA's MPS, since Volta
+# Of a worker: its judge, its kernel process, and those that it has ready.  14 workers took all 48.
+_CONTEXTS = 4
 
 
 class NoGpuError(Exception):
@@ -42,7 +45,8 @@ def leave_out(run: Path) -> None:
 
 
 def place_workers() -> int:
-    """Workers for `-n auto`: the number of cores, or fewer if the GPUs' free memory is not enough.
+    """Workers for `-n auto`: the number of cores, or fewer if the GPUs' free memory is not enough,
+    or the contexts that MPS gives out.
 
     GPUs whose memory others use are hidden from the session, if it can have more workers without
     them: workers are dealt out to GPUs in turn.
@@ -53,12 +57,23 @@ def place_workers() -> int:
     free = device.free_memory()
     if not visible or not all(gpu in free for gpu in visible):
         count = torch.cuda.device_count()
-        rooms = [torch.cuda.mem_get_info(index)[0] // _WORKER_MEMORY for index in range(count)]
+        rooms = [_room(torch.cuda.mem_get_info(index)[0]) for index in range(count)]
         return max(1, dealt(rooms, cores()))
-    chosen, workers = roomy({gpu: free[gpu] // _WORKER_MEMORY for gpu in visible}, cores())
+    chosen, workers = roomy({gpu: _room(free[gpu]) for gpu in visible}, cores())
     if chosen != visible:
         os.environ[_MASK] = ",".join(chosen)
     return workers
+
+
+def _room(free: int) -> int:
+    """How many workers a GPU with so many free bytes has room for."""
+    room = free // _WORKER_MEMORY
+    return min(room, _MPS_CLIENTS // _CONTEXTS) if mps() else room
+
+
+def mps() -> bool:
+    """Whether a server of NVIDIA's MPS serves this process."""
+    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
 
 
 def roomy(rooms: Mapping[str, int], most: int) -> tuple[list[str], int]:

@@ -180,3 +180,20 @@ def test_a_judge_records_under_its_gpu(gpus, tmp_path: Path) -> None:
     judge.close()
     assert state.files_of(tmp_path, A)
     assert not state.files_of(tmp_path, B)
+
+
+def test_under_mps_there_are_as_many_workers_as_have_contexts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A GPU has 48 contexts there, and a worker takes up to four."""
+    monkeypatch.setattr(placement.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(placement.device, "visible_gpus", lambda: ["GPU-0", "GPU-1"])
+    free = dict.fromkeys(["GPU-0", "GPU-1"], 70 << 30)
+    monkeypatch.setattr(placement.device, "free_memory", lambda: free)
+    monkeypatch.setattr(placement, "cores", lambda: 64)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert placement.place_workers() == 2 * (70 // 3)
+    (tmp_path / "control").touch()
+    assert placement.place_workers() == 2 * 12
+    free["GPU-1"] = 15 << 30
+    assert placement.place_workers() == 12
