@@ -222,8 +222,12 @@ def _fma(x: Tensor, y: Tensor | float, z: Tensor) -> Tensor:
     return (x.double() * factor + z.double()).float()
 
 
-def _assembly(text: str, constraints: str, x: Sequence[Tensor], dtype: Any, **_: Any) -> Tensor:
+def _assembly(
+    text: str, constraints: str, x: Sequence[Tensor], dtype: Any, is_pure: bool, pack: int
+) -> Tensor:
     """The one piece of PTX that there is: casts to nearest that saturate, in the order of bytes."""
+    if (constraints, is_pure, pack) != ("=r,r,r,r,r", True, 4):
+        raise ValueError(f"four fp32 come as one register, and not by {constraints}, {pack}")
     kinds = {torch.float8_e4m3fn: "e4m3x2", torch.float8_e5m2: "e5m2x2"}
     (values,) = x
     for half, pair in (("low", "$2, $1"), ("high", "$4, $3")):

@@ -145,7 +145,9 @@ def test_it_declares_the_arithmetic_of_the_triton_kernel_but_for_the_instruction
         "sq=70,skv=3,d=64,mask=causal",
         "b=2,hq=2,hkv=1,sq=66,skv=65,d=64,lq=bshd.p16,lk=sbhd.o16,lo=bshd.p8.o8",
         "b=2,hq=2,hkv=2,sq=66,skv=65,d=64,lq=bhsd.xh,lk=bhsd.xh,lv=transposedv",
+        "b=2,hq=2,hkv=2,sq=66,skv=130,d=64,lq=bhsd.xbh,lk=bhsd.xbh,lv=transposedv",
         "sq=140,skv=257,d=64,mask=causal,dist=increasing,lv=transposedv.p64",
+        "sq=70,skv=200,d=64,mask=causal,scale=0.0",
     ],
 )
 def test_its_text_stays_inside_its_bounds(text: str) -> None:
@@ -194,12 +196,20 @@ def test_a_planted_fault_leaves_the_bounds(fault: str) -> None:
     assert verdict(host_of(FAULTS[fault]), FAULTY, SMALL) is not None
 
 
-def test_values_that_no_row_of_a_tile_sees_are_hidden() -> None:
+@pytest.mark.parametrize(
+    ("text", "unseen"),
+    [
+        ("skv=100,mask=lengths.9.40+window.3.0.tl", slice(9, None)),
+        ("skv=100,mask=lengths.9.70", slice(70, None)),  # in the second block
+        ("skv=200,mask=window.80.0", slice(0, 111)),  # before the loop's last block
+    ],
+)
+def test_values_that_no_row_of_a_tile_sees_are_hidden(text: str, unseen: slice) -> None:
     """NaN in V before and behind the visible keys reaches nothing."""
-    problem = problem_of(f"sq=9,skv=100,d=64,dtype={E4M3},mask=lengths.9.40+window.3.0.tl")
+    problem = problem_of(f"sq=9,{text},d=64,dtype={E4M3}")
     args = given(problem)
     out, lse = torch.empty(problem.shape_out, dtype=torch.bfloat16), torch.empty(1, 1, 9)
-    args.stored["v"].tensors[""][..., 9:] = math.nan
+    args.stored["v"].tensors[""][..., unseen] = math.nan
     host().forward(args, out, lse, {})
     assert bool(out.isfinite().all())
     host_of(Edit(r" hide_columns\(v_tile, nth_block[^\n]*", " pass", 2)).forward(args, out, lse, {})

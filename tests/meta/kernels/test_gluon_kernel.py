@@ -230,12 +230,20 @@ def test_its_text_stays_inside_its_bounds(text: str) -> None:
         assert verdict(host(), f"{text},dtype={dtype}", config) is None
 
 
-def test_values_that_no_row_of_a_tile_sees_are_hidden() -> None:
-    """NaN in V behind the last visible key reaches nothing."""
-    problem = Problem.parse("sq=9,skv=100,d=64,dtype=float16,mask=window.3.0.tl")
+@pytest.mark.parametrize(
+    ("text", "unseen"),
+    [
+        ("skv=100,mask=window.3.0.tl", slice(9, None)),
+        ("skv=100,mask=lengths.9.70", slice(70, None)),  # in the second block
+        ("skv=200,mask=window.80.0", slice(0, 111)),  # before the loop's last block
+    ],
+)
+def test_values_that_no_row_of_a_tile_sees_are_hidden(text: str, unseen: slice) -> None:
+    """NaN in V before and behind the visible keys reaches nothing."""
+    problem = Problem.parse(f"sq=9,{text},d=64,dtype=float16")
     args = replace(arguments(problem), config=SMALL)
     out, lse = torch.empty(problem.shape_out, dtype=torch.float16), torch.empty(1, 1, 9)
-    args.v[:, :, 9:] = math.nan
+    args.v[:, :, unseen] = math.nan
     host().forward(args, out, lse, {})
     assert bool(out.isfinite().all())
     shown = Host(Edit(r"hide\(v_tile, nth_block[^\n]*", "pass", times=2))
