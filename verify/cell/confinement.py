@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from verify.machine.places import mps_pipes
+
 # the same on every architecture but alpha
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION, _PATH_BENEATH = 1, 1
@@ -226,11 +228,8 @@ def _devices() -> Iterator[Path]:
     yield from (Path("/dev") / name for name in _NODES)
     yield from sorted(Path("/dev").glob("nvidia*"))
     yield Path("/proc") / str(os.getpid())
-    for name, usual in (
-        ("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"),
-        ("CUDA_MPS_LOG_DIRECTORY", "/var/log/nvidia-mps"),
-    ):
-        yield Path(os.environ.get(name, usual))
+    yield mps_pipes()
+    yield Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", "/var/log/nvidia-mps"))
 
 
 def _readable(hidden: list[Path]) -> Iterator[Path]:

@@ -28,6 +28,7 @@ from verify.judging.trial import Trial
 from verify.problem import Layout, Problem
 from verify.variant import Config, Declaration
 
+HEAD_DIM = 128  # of the reference that is timed
 _MASKS = (Full(), Causal(), Window(16, 0), Lengths((20,), (20,)))
 
 
@@ -147,22 +148,31 @@ def _print_reference(console: Console) -> None:
     rate."""
     cuda = torch.cuda.is_available()
     device, seqlen, side = ("cuda", 32768, 8192) if cuda else ("cpu", 2048, 1024)
-    q, k, v = (
-        torch.randn(
-            1, 1, seqlen, 128, device=device, dtype=torch.float16 if cuda else torch.float32
-        )
-        for _ in range(3)
-    )
-    a, b = (torch.randn(side, side, device=device, dtype=torch.float64) for _ in range(2))
-    attention = Attention(Full(), 128**-0.5)
-    rate_product = 2 * side**3 / _seconds(lambda: a @ b)
-    rate = 4 * seqlen**2 * 128 / _seconds(lambda: forward(q, k, v, attention))
+    rate_product, rate = product_rate(side, device), reference_rate(seqlen, device)
     console.print(
-        f"fp64 reference, seqlen {seqlen}, head_dim 128: {rate / 1e12:.3f} TFLOP/s,"
+        f"fp64 reference, seqlen {seqlen}, head_dim {HEAD_DIM}: {rate:.3f} TFLOP/s,"
         f" {100 * rate / rate_product:.0f} % of this device's fp64 product"
-        f" ({rate_product / 1e12:.3f} TFLOP/s)",
+        f" ({rate_product:.3f} TFLOP/s)",
         highlight=False,
     )
+
+
+def product_rate(side: int, device: str) -> float:
+    """TFLOP/s of an fp64 product of two square matrices."""
+    a, b = (torch.randn(side, side, device=device, dtype=torch.float64) for _ in range(2))
+    return 2 * side**3 / _seconds(lambda: a @ b) / 1e12
+
+
+def reference_rate(
+    seqlen: int, device: str, block_q: int | None = None, block_kv: int | None = None
+) -> float:
+    """TFLOP/s of the matrix products of the fp64 reference; block_q, block_kv: its tiles, by
+    default its own choice."""
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    q, k, v = (torch.randn(1, 1, seqlen, HEAD_DIM, device=device, dtype=dtype) for _ in range(3))
+    attention = Attention(Full(), HEAD_DIM**-0.5)
+    taken = _seconds(lambda: forward(q, k, v, attention, block_q=block_q, block_kv=block_kv))
+    return 4 * seqlen**2 * HEAD_DIM / taken / 1e12
 
 
 def _seconds(work: Callable[[], object], repeats: int = 5) -> float:

@@ -1,7 +1,8 @@
-"""Places: the directories that the suite writes to.  Imports nothing heavy."""
+"""Places: the directories that the suite, or MPS for it, writes to.  Imports nothing heavy."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -21,3 +22,8 @@ def report_parent(directory: Path | None, publish: bool) -> Path:
 def published_parent(directory: Path | None) -> Path:
     """The parent of the folder that a report is published to."""
     return directory or Path("reports")
+
+
+def mps_pipes() -> Path:
+    """The directory of the pipes of NVIDIA's MPS; without MPS it need not be there."""
+    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))

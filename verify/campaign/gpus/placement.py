@@ -11,6 +11,7 @@ import torch
 from verify.campaign.gpus import state
 from verify.machine import device
 from verify.machine.cores import cores
+from verify.machine.places import mps_pipes
 
 _MASK = "CUDA_VISIBLE_DEVICES"
 _WORKER_MEMORY = 3 << 30  # bytes of GPU memory that a worker and its cells can need
@@ -67,13 +68,8 @@ def place_workers() -> int:
 
 def _room(free: int) -> int:
     """How many workers a GPU with so many free bytes has room for."""
-    room = free // _WORKER_MEMORY
-    return min(room, _MPS_CLIENTS // _CONTEXTS) if mps() else room
-
-
-def mps() -> bool:
-    """Whether a server of NVIDIA's MPS serves this process."""
-    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
+    room, under_mps = free // _WORKER_MEMORY, (mps_pipes() / "control").exists()
+    return min(room, _MPS_CLIENTS // _CONTEXTS) if under_mps else room
 
 
 def roomy(rooms: Mapping[str, int], most: int) -> tuple[list[str], int]:
