@@ -147,7 +147,8 @@ def forward_slack(
         + U * ((4 + a.scale_roundings) * top + 4 * (sizes + score))
     )
     lse = lse + U * 2 * (logs + a.offset) + LOG_ERROR * (1 + logs + a.offset + 2 * score)
-    growth = torch.exp(2 * (a.exps + U * (top + a.offset)).clamp(max=_LARGE / 2))
+    common = a.exponent_roundings * U * (top + a.offset)
+    growth = torch.exp(2 * (a.exps + common).clamp(max=_LARGE / 2))
     absolute = (
         growth
         * (2 * p.seqlen_kv + a.between_blocks + 2 + a.output_roundings)
@@ -236,7 +237,7 @@ def _beyond(
         else 1 / a.least_factors[0]
     )
     outside = raw * stage * grown(a, p) >= FP32_MAX
-    most = a.reach * growth.sqrt() ** (1 if a.probability_scale == 1 else 2)
+    most = a.reach * growth.sqrt()
     outside = outside | (p.seqlen_kv * most >= 1 / TINY)
     if not (a.saturates or a.normalised):
         outside = outside | (most >= a.probability.overflow)

@@ -204,6 +204,11 @@ class ForwardArithmetic:
         return math.log(self.probability_scale) + self.lag
 
     @property
+    def exponent_roundings(self) -> int:
+        """How often a row's common part of the exponent may be rounded: ln s may be added to it."""
+        return 1 if self.probability_scale == 1 else 2
+
+    @property
     def reach(self) -> float:
         """What un-normalised P reach, but for errors: s e^tau."""
         return self.probability_scale * math.exp(self.lag)

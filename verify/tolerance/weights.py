@@ -110,7 +110,8 @@ def weights_of(
     total = torch.div(p, growth.add_(1.0), out=growth).sum(-1, keepdim=True)
     total, top = torch.where(empty | hopeless, 1.0, total), largest + peak
     ahead = _ahead(a, above, top)
-    errors = torch.exp(2 * (a.exps + U * (top + a.offset + ahead)).clamp(max=LARGE / 2))
+    common = a.exponent_roundings * U * (top + a.offset + ahead)
+    errors = torch.exp(2 * (a.exps + common).clamp(max=LARGE / 2))
     share, lead = torch.ones_like(errors), _lead(a, ahead, largest)
     if not a.normalised:
         # The largest p~ is exp(0), but for its errors: the computed row sum is no less, whatever
@@ -172,9 +173,8 @@ def _vanished(keys: Tensor, growth: Tensor) -> Tensor:
 
 
 def _reach(a: ForwardArithmetic, growth: Tensor, divisor: Tensor) -> Tensor:
-    """s e^tau g, and what a P that is divided by a rounded LSE may grow by; an 8-bit P may be
-    scaled in the exponent, by one rounding more."""
-    exponent = growth.log() / 2 * (2 if a.probability_scale != 1 else 1)
+    """s e^tau g, and what a P that is divided by a rounded LSE may grow by."""
+    exponent = growth.log() / 2
     return a.reach * torch.exp((exponent + divisor * (a.by_lse or a.merged)).clamp(max=LARGE / 2))
 
 
@@ -211,7 +211,8 @@ def _exponents(
         # What is divided by was rounded like P: a rounding is an error of the weight.
         common = common - math.log1p(-a.probability_roundoff)
         if a.saturates:
-            common = common + (a.exps + U * (top + a.offset) - math.log(a.saturates)).clamp(min=0.0)
+            grown = a.exps + a.exponent_roundings * U * (top + a.offset)
+            common = common + (grown - math.log(a.saturates)).clamp(min=0.0)
     if a.merged:
         # A part's LSE is a rounded number that exp sees: |m| <= |x| + |m of the row|, |LSE| <= |m|
         # + ln keys.
