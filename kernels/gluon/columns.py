@@ -3,21 +3,15 @@ whose rows are keys."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from kernels.gluon.ring import meet, partly_seen
+from kernels.gluon.ring import fetch_box, meet, partly_seen
 
 
 @gluon.jit
 def fetch_columns(tensor, batch, head, column, barrier, tile, pred):
-    """Begin to copy columns [column, column + tile's) of a head into a tile, if pred; what is out
-    of the tensor's bounds comes as zeros.  See `kernels.gluon.ring.fetch`."""
-    batch = gl.minimum(batch, tensor.shape[0] - 1)
-    head = gl.minimum(head, tensor.shape[1] - 1)
-    mbarrier.expect(barrier, tensor.block_type.nbytes, pred=pred)
-    tma.async_copy_global_to_shared(
-        tensor, [batch, head, 0, column], barrier, tile.reshape(tensor.block_shape), pred=pred
-    )
+    """`kernels.gluon.ring.fetch_box` of columns [column, column + tile's) and all rows."""
+    fetch_box(tensor, batch, head, (0, column), barrier, tile, pred)
 
 
 @gluon.jit

@@ -12,9 +12,8 @@ of an odd one, tiles have the order of keys, and lanes exchange P.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from kernels.gluon.ring import fetch
+from kernels.gluon.ring import fetch, fetch_box
 
 # Four fp32 to 8 bits each, to nearest, in one register.
 _FOUR = """{{
@@ -31,13 +30,7 @@ FOUR_E5M2 = gl.constexpr(_FOUR.format(kind="e5m2"))
 def fetch_keys(tensor, batch, head, row, barrier, tile, pred, EVEN_FIRST: gl.constexpr):
     """`kernels.gluon.ring.fetch` of a tile of K, in either order."""
     if EVEN_FIRST:
-        batch = gl.minimum(batch, tensor.shape[0] - 1)
-        head = gl.minimum(head, tensor.shape[1] - 1)
-        mbarrier.expect(barrier, tensor.block_type.nbytes, pred=pred)
-        place = [batch, head, 0, row // 2, 0]
-        tma.async_copy_global_to_shared(
-            tensor, place, barrier, tile.reshape(tensor.block_shape), pred=pred
-        )
+        fetch_box(tensor, batch, head, (0, row // 2, 0), barrier, tile, pred)
     else:
         fetch(tensor, batch, head, row, barrier, tile, pred)
 

@@ -269,14 +269,10 @@ def builds(arch: str) -> list[Build]:
     """Each config at each bucket, so that each dtype, kind of mask and output occurs, with factors
     per head, and of an odd number of keys, too; for Hopper alone."""
     words = "QGMMA", "UTMALDG"
+    of_odd = partial(_compile, odd=True)
     even = builds_of(VARIANT, _BUILDS, _compile, _SPILL_BUDGETS, words, arch)
-    odd = builds_of(VARIANT, _ODD_BUILDS, partial(_compile, odd=True), {}, words, arch)
-    budgets = _SPILL_BUDGETS
-    return even + [
-        replace(build, name=name, spill_budget=budgets.get(name, 0))
-        for build in odd
-        for name in [f"{build.name}, odd"]
-    ]
+    odd = builds_of(VARIANT, _ODD_BUILDS, of_odd, _SPILL_BUDGETS, words, arch, ", odd")
+    return even + odd
 
 
 _BUILDS: tuple[tuple[int, str, int, str, str], ...] = (

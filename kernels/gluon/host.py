@@ -150,12 +150,14 @@ def builds_of(
     budgets: Mapping[str, int],
     instructions: tuple[str, ...],
     arch: str,
+    suffix: str = "",
 ) -> list[Build]:
     """The builds of a forward for its own generation; for any other none.
 
     shapes: number of a config, dtype, head dim, kind of mask and, where it is not q's, dtype of O.
     compile_: is called with the config, the rest of a shape, and arch.
-    budgets: bytes that a thread may spill, by the build's name; instructions: those it must have.
+    budgets: bytes that a thread may spill, by the build's name, which ends with `suffix`.
+    instructions: those it must have.
     """
     if arch_named(arch).capability != variant.support.capability:
         return []
@@ -163,7 +165,7 @@ def builds_of(
     for number, dtype, head_dim, kind, *dtype_out in shapes:
         config = variant.configs[number]
         name = f"{config.name}, {dtype}, d {head_dim}, {kind}"
-        name += "".join(f", out {other}" for other in dtype_out)
+        name += "".join(f", out {other}" for other in dtype_out) + suffix
         compile_build = partial(compile_, config, dtype, head_dim, kind, *dtype_out, arch)
         found.append(Build(name, compile_build, budgets.get(name, 0), instructions))
     return found

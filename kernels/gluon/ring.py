@@ -33,18 +33,26 @@ def close_ring(barriers, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def fetch(tensor, batch, head, row, barrier, tile, pred):
-    """Begin to copy rows [row, row + tile's) of a head into a tile, if pred; rows and columns out
-    of the tensor's bounds come as zeros.
+def fetch_box(tensor, batch, head, place, barrier, tile, pred):
+    """Begin to copy a box of a head into a tile, if pred; what is out of the tensor's bounds comes
+    as zeros.
 
-    A dimension along which the tensor is expanded has size 1 in the descriptor.
+    place: where the box begins in the dimensions behind batch and head.  A dimension along which
+    the tensor is expanded has size 1 in the descriptor.
     """
     batch = gl.minimum(batch, tensor.shape[0] - 1)
     head = gl.minimum(head, tensor.shape[1] - 1)
     mbarrier.expect(barrier, tensor.block_type.nbytes, pred=pred)
+    where = (batch, head) + place  # noqa: RUF005 - Triton unpacks no tuple here
     tma.async_copy_global_to_shared(
-        tensor, [batch, head, row, 0], barrier, tile.reshape(tensor.block_shape), pred=pred
+        tensor, where, barrier, tile.reshape(tensor.block_shape), pred=pred
     )
+
+
+@gluon.jit
+def fetch(tensor, batch, head, row, barrier, tile, pred):
+    """`fetch_box` of rows [row, row + tile's) and all columns."""
+    fetch_box(tensor, batch, head, (row, 0), barrier, tile, pred)
 
 
 @gluon.jit

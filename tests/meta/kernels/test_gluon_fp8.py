@@ -182,7 +182,7 @@ FAULTS = {
     "the mask in the order of columns": Edit(
         r"(?m)^ +column = column % [^\n]*\n", "            pass\n"
     ),
-    "odd rows first": Edit(r"head, 0, row // 2, 0\]", "head, 1, row // 2, 0]"),
+    "odd rows first": Edit(r"\(0, row // 2, 0\)", "(1, row // 2, 0)"),
     "V by another head": Edit(
         r"fetch_columns\(v, batch32, head_kv,", "fetch_columns(v, batch32, 1 - head_kv,", 2
     ),

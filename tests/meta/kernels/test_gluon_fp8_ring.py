@@ -92,7 +92,7 @@ RACES = {
     "no fence behind hidden columns": Edit(
         r"fence_async_shared\(\)(?=  # wgmma and the copy engine)", "pass", 2
     ),
-    "no arrival for columns": Edit(r"mbarrier\.expect\([^\n]*", "pass", 3),
+    "no arrival for tiles": Edit(r"mbarrier\.expect\([^\n]*", "pass"),
     "columns of the block behind": Edit(
         r"(?s)( {12}more = t - 1 \+ STAGES < total\n {12}fetch_columns\(v, [^\n]*\n)"
         r"( {12}ahead = [^\n]*\n)",
