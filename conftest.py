@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, settings
 
 from verify.bundle import ROOT
 from verify.machine import device, leash  # imports no torch
-from verify.machine.dealing import dealt
+from verify.machine.dealing import alone, dealt
 from verify.machine.defaults import PROFILES
 from verify.machine.settings import SettingError, check
 
@@ -255,7 +255,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # A campaign that stops at its first failure comes to it sooner by its quick tests.
     seconds = _no_seconds if config.getoption("maxfail") == 1 else _seconds
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
-    items[:] = dealt(items, seconds, workers, _source)
+    # On a GPU builds take longer than draws: then each test is its own kin.
+    on_gpu = device.fingerprint()["kind"] == "cuda"
+    items[:] = dealt(items, seconds, workers, alone if on_gpu else _source)
 
 
 def pytest_collection_finish() -> None:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 @tier.first_tier(tier.variant_and_dtype)
+@pytest.mark.long(40)  # where each problem is another build
 @pytest.mark.targets_of("accuracy")
 @given(data=st.data())
 def test_is_within_its_bounds_and_contract(
@@ -148,6 +149,7 @@ def test_refuses_what_it_does_not_support(
 
 
 @tier.first_tier(tier.variant_and_dtype)
+@pytest.mark.long(40)  # where each problem is another build
 @pytest.mark.targets_of("gradients")
 @given(data=st.data())
 def test_gradients_are_within_their_bounds(

@@ -66,6 +66,26 @@ def test_a_campaign_that_stops_at_a_failure_begins_with_quick_tests(most: int) -
     assert next(each.name for each in items) == ("quick" if most else "long")
 
 
+def test_long_tests_of_one_variant_go_to_one_worker_where_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def item(ref: str, dtype: str) -> SimpleNamespace:
+        target = SimpleNamespace(declaration=SimpleNamespace(ref=ref))
+        return SimpleNamespace(
+            name=f"{ref}-{dtype}",
+            nodeid=f"bounds[{ref}-{dtype}]",
+            callspec=SimpleNamespace(params={"target": target}),
+            get_closest_marker=lambda _: SimpleNamespace(args=(40,)),
+        )
+
+    config = SimpleNamespace(getoption=lambda _: 0, workerinput={"workercount": 2})
+    for kind, first in (("cpu", ["a-f", "a-b"]), ("cuda", ["a-f", "b-f"])):
+        monkeypatch.setattr("verify.machine.device.fingerprint", lambda kind=kind: {"kind": kind})
+        items = [item("a", "f"), item("a", "b"), item("b", "f"), item("b", "b")]
+        conftest.pytest_collection_modifyitems(config, items)  # type: ignore[arg-type]
+        assert [each.name for each in items[:2]] == first
+
+
 def test_every_worker_begins_with_long_tests() -> None:
     items = ["a", "b", "l10", "c", "l30", "d", "l20", "e"]
     order = dealt(items, lambda name: float(name[1:] or 0), 2)
