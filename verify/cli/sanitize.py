@@ -71,7 +71,11 @@ def _sanitize(request: Request, console: Console) -> int:
             whole=request.complete,
             planted=(),
             not_run=choice.left_out(run, declarations, request.tools),
-            waivers=request.waivers,
+            waivers=tuple(
+                waiver
+                for waiver in request.waivers
+                if waiver.version == sanitizer.version and waiver.tool in request.tools
+            ),
             workers=workers,
             earlier=earlier,
         )
@@ -102,7 +106,8 @@ def _sanitize(request: Request, console: Console) -> int:
         if account.cut and not request.planted_only:
             account = replace(account, not_run=(*account.not_run, *_untried(choices, account)))
         if account.tried and request.complete and account.alive and not account.cut:
-            account = replace(account, dead=tuple(unused(request.waivers, account.tried)))
+            dead = unused(account.waivers, account.planted, account.tried)
+            account = replace(account, dead=tuple(dead))
     return _finish(request, run, account, console)
 
 

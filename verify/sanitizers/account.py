@@ -91,17 +91,22 @@ class Left(TypedDict):
 
 
 class KnownFalse(TypedDict):
-    """A waiver: a record that is known to be false.  dead: nothing matched it."""
+    """A waiver: a record that is known to be false.  ends: its accesses are where the kernel
+    begins and ends; used: a record matched it; dead: none did, and one had to; shown_by: the twin
+    of which a record must."""
 
     tool: str
     kind: str
     kernel: str
     words: str
     source: str
+    ends: NotRequired[bool]
     reason: str
     evidence: str
     version: str
     dead: bool
+    used: NotRequired[bool]
+    shown_by: NotRequired[str]
 
 
 class Stage(TypedDict):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from verify.sanitizers.facts import Judgement
 from verify.sanitizers.records import Record
-from verify.sanitizers.tool import CONSAN, FPSAN, INSTRUMENTING, SKEW, Sanitizer
+from verify.sanitizers.tool import CONSAN, FPSAN, INSTRUMENTING, SKEW, TOOLS, Sanitizer
 
 MANUAL = "NVIDIA Compute Sanitizer 2025.3.1"
 # What each tool does not look at: the reason why it need not see the other tools' faults.
@@ -40,7 +40,8 @@ class PlantedFault:
     is a known-bad copy of; it is left out where that cannot run.  spare: other copies show that the
     tools in `caught_by` are alive.  It is tried under these alone, and if they miss it, delays must
     show it (`verify.sanitizers.skew`).  by_triton: Triton compiles it, so that it is tried under
-    its tools and with delays alone; the other faults are not tried under Triton's tools.
+    its tools and with delays alone, but a twin under compute-sanitizer's, too; the other faults are
+    not tried under Triton's tools.
     optional: it is left out where it cannot run.  cluster: its CTAs share a tile, and wait for each
     other at a barrier that ConSan does not know, so that it is tried with delays alone.  algebra:
     it is for FPSan alone, which compares it with a plain kernel.
@@ -76,15 +77,15 @@ class PlantedFault:
     def tried_under(self, tools: Sequence[str]) -> tuple[str, ...]:
         """Those of the tools that it is tried under.  Delays are for faults that they can show."""
         if self.by_triton:
-            own: tuple[str, ...] = (CONSAN,)
+            own: tuple[str, ...] = (CONSAN, SKEW)
             if self.spare:
                 own = self.caught_by
             elif self.algebra:
                 own = (FPSAN,)
             elif self.cluster:
                 own = (SKEW,)
-            elif not self.twin:
-                own = (CONSAN, SKEW)
+            elif self.twin:
+                own = (CONSAN, *TOOLS)
             return tuple(tool for tool in tools if tool in own)
         everywhere = not self.spare
         return tuple(

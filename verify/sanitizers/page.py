@@ -229,7 +229,9 @@ def exceptions(account: Account) -> tuple[doc.Block, ...]:
         (
             *(w["tool"], w["kind"], w["kernel"], w["source"]),
             *(w["reason"], w["evidence"], w["version"]),
-            doc.Span("matched nothing", "bad") if w["dead"] else "used",
+            doc.Span("matched nothing", "bad")
+            if w["dead"]
+            else ("used" if w.get("used", True) else "not met"),
         )
         for w in account["waivers"]
     )

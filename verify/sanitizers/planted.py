@@ -36,8 +36,8 @@ def planted_problem(declaration: Declaration) -> Problem:
 
 
 _WRITE, _READ, _RACE = r"\bwrite\b", r"\bread\b", r"\brace\b|\bhazard\b"
-_TINY, _COPIES, _GLUON, _ALGEBRA = (
-    FOLDER / f"{name}.py" for name in ("tiny", "copies", "tiny_gluon", "algebra")
+_TINY, _COPIES, _GLUON, _PARTITIONS, _ALGEBRA = (
+    FOLDER / f"{name}.py" for name in ("tiny", "copies", "tiny_gluon", "tiny_partitions", "algebra")
 )
 
 # Slip of the hand in a copy -> what it is, the tool that must catch it, what its record shows.
@@ -122,6 +122,10 @@ def _gluon(variant: str, about: str, *shows: str, cluster: bool = False) -> Plan
 
 GLUON: tuple[PlantedFault, ...] = (
     _gluon("planted-gluon-correct", "a small Gluon kernel that copies tiles, without a fault"),
+    replace(
+        _gluon("planted-gluon-partitions", "the same in three partitions that share nothing"),
+        file=_PARTITIONS,
+    ),
     _gluon(
         "planted-gluon-dropped-wait",
         "reads a tile of the copy engine without waiting at its mbarrier",

@@ -75,8 +75,9 @@ class Record:
     """One error record.  level: "Error", "Warning"...; thread and block: "(x, y, z)"; what it does
     not say is empty.
 
-    nearest: the allocation beside an address that is in none, in the tool's words.  words:
-    everything that it says, stacks included.  unknown: elements that this reader does not know.
+    nearest: the allocation beside an address that is in none, in the tool's words.  against: the
+    places of a race's other accesses, like `source`, "" for one that has none.  words: everything
+    that it says, stacks included.  unknown: elements that this reader does not know.
     """
 
     tool: str
@@ -90,6 +91,7 @@ class Record:
     address: str = ""
     size: str = ""
     nearest: str = ""
+    against: tuple[str, ...] = ()
     words: str = field(default="", repr=False)
     unknown: tuple[str, ...] = ()
 
@@ -153,19 +155,21 @@ def _record(element: ElementTree.Element, tool: str) -> Record:
     text = found.get("text", "") or found.get("exception", "")
     if kind == "Synccheck":  # its text says "Barrier error", and its type which one
         text = f"{text}: {found.get('type', '')}"
-    if others := [_access(vertex) for vertex in element.iter("destination")]:
-        text = f"{text}: {_access(element)} against {' and '.join(others)}"
+    others = list(element.iter("destination"))
+    if others:
+        text = f"{text}: {_access(element)} against {' and '.join(map(_access, others))}"
     return Record(
         tool=tool,
         kind=kind,
         level=_text(element, "level") or "Error",  # most kinds have no other
         text=" ".join(text.split()),
         kernel=found.get("func", "") or _kernel_in(text),
-        source=f"{path}:{line}" if path else "",
+        source=_place(path, line),
         thread=_axes(own, "threadIdx"),
         block=_axes(own, "blockIdx"),
         address=_hex(found.get("address") or found.get("accessAddress") or ""),
         size=found.get("size") or found.get("accessSize") or "",
+        against=tuple(_place(_within(each, "path"), _within(each, "line")) for each in others),
         words=" ".join(" ".join(element.itertext()).split()),
         unknown=tuple(sorted({child.tag for child in element.iter()} - _KNOWN - {"record"})),
     )
@@ -173,9 +177,16 @@ def _record(element: ElementTree.Element, tool: str) -> Record:
 
 def _access(vertex: ElementTree.Element) -> str:
     """An access of a race: its direction and place; that of a record is the source's."""
-    names = ("direction", "path", "line")
-    direction, path, line = (vertex.findtext(f".//{name}") or "?" for name in names)
-    return f"{direction.strip()} at {path.strip()}:{line.strip()}"
+    direction, path, line = (_within(vertex, name) or "?" for name in ("direction", "path", "line"))
+    return f"{direction} at {path}:{line}"
+
+
+def _within(element: ElementTree.Element, name: str) -> str:
+    return (element.findtext(f".//{name}") or "").strip()
+
+
+def _place(path: str, line: str) -> str:
+    return f"{path}:{line}" if path else ""
 
 
 def _text(element: ElementTree.Element, name: str) -> str:

@@ -25,14 +25,15 @@ from verify.sanitizers.course import Stage
 from verify.sanitizers.exceptions import Waiver
 from verify.sanitizers.failures import Failure
 from verify.sanitizers.records import Record
-from verify.sanitizers.results import PlantedSession, TriedSubject, not_alive
+from verify.sanitizers.results import PlantedSession, TriedSubject, not_alive, used
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaneRun:
     """What a run of the sanitizers did.
 
-    whole: no option left anything out.  not_run: (variant, reason).  dead: unused waivers.
+    whole: no option left anything out.  not_run: (variant, reason).  waivers: those for this
+    version of the tool.  dead: of them, those that nothing needed.
     cut: why it ended early, or "".  workers: processes at the same time.  stages: by name.
     earlier: accounts of runs whose counts of planted faults are added.
     """
@@ -90,7 +91,7 @@ def _own(run: LaneRun) -> Account:
         "tried": [_tried(tried) for tried in run.tried],
         "failures": [_failure(failure) for tried in run.tried for failure in tried.failures],
         "not_run": [{"variant": variant, "reason": reason} for variant, reason in run.not_run],
-        "waivers": [_waiver(waiver, waiver in run.dead) for waiver in run.waivers],
+        "waivers": [_waiver(waiver, run) for waiver in run.waivers],
         "cut": run.cut,
         "workers": run.workers,
         "stages": {name: _stage(stage) for name, stage in sorted(run.stages.items())},
@@ -200,12 +201,16 @@ def _failure(failure: Failure) -> Failed:
     }
 
 
-def _waiver(waiver: Waiver, dead: bool) -> KnownFalse:
-    return cast(KnownFalse, {**asdict(waiver), "dead": dead})
+def _waiver(waiver: Waiver, run: LaneRun) -> KnownFalse:
+    state = {"dead": waiver in run.dead, "used": waiver in used(run.planted, run.tried)}
+    return cast(KnownFalse, {**asdict(waiver), **state})
 
 
 def _record(record: Record) -> Shown:
-    parts = asdict(record) | {"source": _inside(record.source)}
+    parts = asdict(record) | {
+        "source": _inside(record.source),
+        "against": [_inside(place) for place in record.against],
+    }
     return {name: value for name, value in parts.items() if value and name != "words"}
 
 

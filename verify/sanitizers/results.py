@@ -115,10 +115,24 @@ class Rehearsed:
         return replace(self.subject, cases=cases)
 
 
-def unused(waivers: Sequence[Waiver], tried: Sequence[TriedSubject]) -> list[Waiver]:
-    """Waivers that covered no record of the run."""
-    used = {waiver for t in tried for session in t.sessions for waiver in session.judgement.waived}
-    return [waiver for waiver in waivers if waiver not in used]
+def used(planted: Sequence[PlantedSession], tried: Sequence[TriedSubject]) -> set[Waiver]:
+    """The waivers that covered a record of the run."""
+    sessions = [each.session for each in planted] + [s for each in tried for s in each.sessions]
+    return {waiver for session in sessions for waiver in session.judgement.waived}
+
+
+def unused(
+    waivers: Sequence[Waiver], planted: Sequence[PlantedSession], tried: Sequence[TriedSubject]
+) -> list[Waiver]:
+    """Waivers that covered no record of the run, and had to: what shows it was tried, if there is
+    such a twin."""
+    found = used(planted, tried)
+    twins = {(each.fault.variant, each.session.tool) for each in planted}
+    return [
+        waiver
+        for waiver in waivers
+        if waiver not in found and (not waiver.shown_by or (waiver.shown_by, waiver.tool) in twins)
+    ]
 
 
 def long_first(declaration: Declaration) -> tuple[bool, bool]:

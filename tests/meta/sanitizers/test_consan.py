@@ -21,7 +21,7 @@ from kernels.triton.compile import compilable, compiled
 from tests.harness.kernel_files import Writer
 from tests.harness.sanitizer_facts import right_facts
 from tests.harness.warm_child import warm
-from tests.planted import tiny_gluon
+from tests.planted import tiny_gluon, tiny_partitions
 from verify.cell.discovery import roster
 from verify.cell.process import PLAIN_CPU, ForkServer
 from verify.machine import other_triton
@@ -38,7 +38,7 @@ from verify.sanitizers.lane import _planted_subjects
 from verify.sanitizers.planted import FAULTS, GLUON, GLUON_COPIES
 from verify.sanitizers.results import PlantedSession, not_alive
 from verify.sanitizers.session import Session, Subject
-from verify.sanitizers.tool import ALL, CONSAN, EVERY, SKEW
+from verify.sanitizers.tool import ALL, CONSAN, EVERY, SKEW, TOOLS
 from verify.variant import Declaration
 
 torch.set_num_threads(1)
@@ -265,13 +265,14 @@ def test_it_is_for_what_triton_compiles(
 
 
 def test_its_faults_are_tried_under_it_and_under_no_tool_that_cannot_take_them() -> None:
-    assert {fault.variant for fault in GLUON} == set(tiny_gluon.KINDS)
+    partitions = tiny_partitions.VARIANT.name
+    assert {fault.variant for fault in GLUON} == {*tiny_gluon.KINDS, partitions}
     for fault in GLUON:
         if fault.cluster:
             assert fault.tried_under(ALL) == (SKEW,)
             assert fault.caught_by == ()
             continue
-        assert fault.tried_under(ALL) == ((CONSAN,) if fault.twin else (SKEW, CONSAN))
+        assert fault.tried_under(ALL) == ((*TOOLS, CONSAN) if fault.twin else (SKEW, CONSAN))
         assert fault.twin == (CONSAN not in fault.caught_by)
     for fault in GLUON_COPIES:  # other faults show that the tool is alive
         assert fault.tried_under(ALL) == fault.caught_by
@@ -284,7 +285,7 @@ def test_its_faults_are_tried_under_it_and_under_no_tool_that_cannot_take_them()
 def test_a_tool_without_a_planted_fault_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not_alive((CONSAN, "memcheck"), []) == {CONSAN}
     sessions = {"clean": Judgement("clean"), "faulty": Judgement("faulty", (), RECORDS, 1)}
-    twin, wrong = GLUON[:2]
+    twin, wrong = GLUON[0], GLUON[2]
     for fault, outcome, dead in (
         (twin, "clean", True),  # a tool that never catches anything does that, too
         (twin, "faulty", True),

@@ -21,6 +21,7 @@ from tests.planted import (
     gluon_turnstile,
     tiny,
     tiny_gluon,
+    tiny_partitions,
 )
 from verify.bundle import ROOT
 from verify.cuda.compile import compilable, compile_source
@@ -56,6 +57,7 @@ def test_every_tool_has_a_fault_to_catch_and_a_twin_to_leave_alone() -> None:
     assert {fault.variant for fault in FAULTS} == {
         *tiny.FAULTS,
         *tiny_gluon.KINDS,
+        tiny_partitions.VARIANT.name,
         *(variant.name for variant in algebra.VARIANTS),
         *(fault.variant for fault in GLUON_COPIES),
         *(variant.name for variant in copies.VARIANTS),
@@ -153,7 +155,8 @@ def test_a_fault_of_the_memory_is_made_at_the_launch() -> None:
 def test_the_planted_problem_lies_inside_every_planted_support() -> None:
     files = gluon_forward, gluon_turnstile, gluon_fp8_forward, gluon_cluster_forward
     gluon = [variant for file in files for variant in file.VARIANTS]
-    planted = (*tiny.VARIANTS, *tiny_gluon.VARIANTS, *gluon, *copies.VARIANTS)
+    small = (*tiny.VARIANTS, *tiny_gluon.VARIANTS, tiny_partitions.VARIANT)
+    planted = (*small, *gluon, *copies.VARIANTS)
     for variant in planted:
         problem = planted_problem(declared(variant.support, tuple(variant.configs)))
         assert variant.support.refusal(problem) is None

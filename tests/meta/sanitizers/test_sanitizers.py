@@ -326,7 +326,7 @@ def test_unknown_elements_are_told() -> None:
 
 
 def test_a_waiver_that_nothing_needs_is_dead() -> None:
-    assert unused([WAIVER], []) == [WAIVER]
+    assert unused([WAIVER], [], []) == [WAIVER]
 
 
 def test_a_process_that_left_nothing_is_inconclusive(tmp_path: Path) -> None:
