@@ -151,7 +151,7 @@ def terms_of(element: Element) -> list[Term]:
         Term("subnormal operands", "of P V", aligned),
         Term("row sum", "(ls |O| + ls * all above) / (1 - ls)", summed - before),
         Term("division", f"rel({a.division}) (|O| + pre)", divided),
-        Term("flushed arithmetic", "(2 n + 2 n_b + 2) t g^2", flushed),
+        Term("flushed arithmetic", "(2 n + 2 n_b + 2) t g g_1", flushed),
         Term("output", "u_o (|O| + pre) + eta_o", output),
     ]
     rest = element.bound - sum(term.size for term in found)

@@ -147,8 +147,9 @@ def forward_slack(
         + U * ((4 + a.scale_roundings) * top + 4 * (sizes + score))
     )
     lse = lse + U * 2 * (logs + a.offset) + LOG_ERROR * (1 + logs + a.offset + 2 * score)
-    common = a.exponent_roundings * U * (top + a.offset)
-    growth = torch.exp(2 * (a.exps + common).clamp(max=_LARGE / 2))
+    rounding = U * (top + a.offset)
+    lift = torch.exp((a.exps + a.exponent_roundings * rounding).clamp(max=_LARGE / 2))
+    growth = lift * torch.exp((a.exps + rounding).clamp(max=_LARGE / 2))
     absolute = (
         growth
         * (2 * p.seqlen_kv + a.between_blocks + 2 + a.output_roundings)
@@ -159,13 +160,13 @@ def forward_slack(
     absolute = absolute + 2 * (
         a.weighted.by_operand + a.weighted.share * a.weighted.threshold * _lost(p, a, growth)
     )
-    beyond = _beyond(p, a, given[:2], reached, growth)
+    beyond = _beyond(p, a, given[:2], reached, lift)
     if a.prescaled:
         beyond = beyond | _prescaled_beyond(a, given[:2], cases)
     if a.conversion is not None:
         absolute = absolute + 2 * a.conversion.lost
         beyond = beyond | (_largest_value(p, given[2]) >= a.conversion.limit)
-    average = _average(p, a, growth, row_sum)
+    average = _average(p, a, (lift, growth), row_sum)
     if a.partial is not None:  # the merge is an average of the parts' rounded O
         average = average + a.partial.unit_roundoff * (1 + average)
         absolute = absolute * (1 + a.partial.unit_roundoff) + a.partial.smallest_subnormal
@@ -189,16 +190,19 @@ def _lost(p: Problem, a: ForwardArithmetic, growth: Tensor) -> Tensor:
     ).clamp(max=1.0)
 
 
-def _average(p: Problem, a: ForwardArithmetic, growth: Tensor, row_sum: Tensor) -> Tensor:
+def _average(
+    p: Problem, a: ForwardArithmetic, errors: tuple[Tensor, Tensor], row_sum: Tensor
+) -> Tensor:
     """The error that does not depend on the scores: rounding and flushes of P, the product,
-    rescales, the row sum and the division."""
+    rescales, the row sum and the division.  errors: `Weights.lift` and `Weights.growth`."""
+    lift, growth = errors
     fp32 = relative(a.between_blocks + ANY_DIVISION * a.normalised + (a.blocks + 2) * a.merged, U)
     rounding = (1 + a.probability_roundoff) * (1 + a.values.kappa(p.seqlen_kv)) * (1 + fp32) - 1
     if a.conversion is not None:
         rounding = (1 + rounding) * (1 + a.conversion.roundoff) - 1
     lost = (_lost(p, a, growth) * (1 + a.weighted.share)).clamp(max=1.0)
     if a.saturates:
-        lost = lost + (1 - a.saturates / growth.sqrt()).clamp(min=0.0)
+        lost = lost + (1 - a.saturates / lift).clamp(min=0.0)
     slack: Tensor = (rounding + lost + row_sum) / (1 - row_sum)
     return slack + relative((0 if a.normalised else ANY_DIVISION) + a.output_roundings, U) * (
         1 + slack
@@ -225,7 +229,7 @@ def _beyond(
     a: ForwardArithmetic,
     given: tuple[Tensor, Tensor],
     reached: Tensor,
-    growth: Tensor,
+    lift: Tensor,
 ) -> Tensor:
     """Rows in which a score, masked or not, a P or the row sum can overflow, as in
     `verify.tolerance.forward`."""
@@ -237,7 +241,7 @@ def _beyond(
         else 1 / a.least_factors[0]
     )
     outside = raw * stage * grown(a, p) >= FP32_MAX
-    most = a.reach * growth.sqrt()
+    most = a.reach * lift
     outside = outside | (p.seqlen_kv * most >= 1 / TINY)
     if not (a.saturates or a.normalised):
         outside = outside | (most >= a.probability.overflow)

@@ -175,7 +175,7 @@ def _bound(
             averaged.masked_fill_(w.hopeless, torch.inf)
     torch.minimum(jacobian, values.spread, out=jacobian)
     torch.minimum(carried, values.most, out=carried)
-    lost = _lost(block, a, w, values, full)
+    lost = _lost(block, a, w, values, full, carried)
     if a.leads and a.normalised:  # what is flushed before the division
         lost = lost + (2 * TINY + a.vanishing) * w.growth * w.lead * w.keys * values.most
     # else the roundings of P are those of the weights alone
@@ -276,9 +276,11 @@ def _spoiled(a: ForwardArithmetic, w: Weights, problem: Problem) -> tuple[Tensor
     return rounded, unsummed
 
 
-def _lost(block: RowBlock, a: ForwardArithmetic, w: Weights, values: Values, full: bool) -> Tensor:
+def _lost(
+    block: RowBlock, a: ForwardArithmetic, w: Weights, values: Values, full: bool, carried: Tensor
+) -> Tensor:
     """What O may lose because small P are rounded absolutely or flushed: no more of any weight than
-    it may be."""
+    it may be, and so no more than `carried`, the average of |V|."""
     most, cut = loss_of(a) * w.share * w.total, w.upper
     if not cut.shape[-1]:
         return torch.zeros_like(block.out)
@@ -287,9 +289,11 @@ def _lost(block: RowBlock, a: ForwardArithmetic, w: Weights, values: Values, ful
     elif bool(w.hopeless.any()):
         cut = cut.masked_fill(w.hopeless, torch.inf)
     if full and bool((cut.amin(-1, keepdim=True) >= most).all()):
-        return most / w.total * values.size.sum(1, keepdim=True)
-    least = torch.minimum(cut, most, out=w.upper)
-    return torch.bmm(least if full else least.mul_(block.visible), values.size) / w.total
+        lost = most / w.total * values.size.sum(1, keepdim=True)
+    else:
+        least = torch.minimum(cut, most, out=w.upper)
+        lost = torch.bmm(least if full else least.mul_(block.visible), values.size) / w.total
+    return lost if a.vanishing else torch.minimum(lost, carried)
 
 
 def overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tensor:

@@ -116,7 +116,7 @@ def _roundings(
     fp32 = (1 + between) * (1 + others) - 1
     rounding = (1 + probability) * (1 + of_sizes + of_sums) * (1 + fp32) - 1
     if a.saturates and a.rounds_apart:
-        rounding = rounding + (1 - a.saturates / w.growth.sqrt()).clamp(min=0.0)
+        rounding = rounding + (1 - a.saturates / w.lift).clamp(min=0.0)
     # The parts of a merge may add up to all magnitudes.
     return rounding, 0.0 if a.merged else (1 + of_sums) * (1 + between) - 1, fp32
 

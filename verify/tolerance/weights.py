@@ -48,7 +48,8 @@ class Weights:
     drift: Tensor
     normaliser: Tensor  # the same of what O is divided by
     top: Tensor  # bound on the size of the row maximum, as computed
-    growth: Tensor  # g^2: errors of the exponentials of the largest p~ and of a rescale
+    lift: Tensor  # g: what errors may multiply or divide the largest p~ by
+    growth: Tensor  # g g_1: the same, and that of a rescale
     ahead: Tensor | float  # how far what is subtracted may lie above the row's maximum
     lead: Tensor | float  # e^ahead, the maxima's own errors included
     reach: Tensor  # what p~ may come to, errors included: s e^tau g
@@ -110,8 +111,9 @@ def weights_of(
     total = torch.div(p, growth.add_(1.0), out=growth).sum(-1, keepdim=True)
     total, top = torch.where(empty | hopeless, 1.0, total), largest + peak
     ahead = _ahead(a, above, top)
-    common = a.exponent_roundings * U * (top + a.offset + ahead)
-    errors = torch.exp(2 * (a.exps + common).clamp(max=LARGE / 2))
+    rounding = U * (top + a.offset + ahead)
+    lift = torch.exp((a.exps + a.exponent_roundings * rounding).clamp(max=LARGE / 2))
+    errors = lift * torch.exp((a.exps + rounding).clamp(max=LARGE / 2))
     share, lead = torch.ones_like(errors), _lead(a, ahead, largest)
     if not a.normalised:
         # The largest p~ is exp(0), but for its errors: the computed row sum is no less, whatever
@@ -140,10 +142,11 @@ def weights_of(
         drift=drift + a.merged * _ADDITION * a.blocks,
         normaliser=normaliser,
         top=top,
+        lift=lift,
         growth=errors,
         ahead=ahead,
         lead=lead,
-        reach=_reach(a, errors, normaliser - drift),
+        reach=_reach(a, lift, normaliser - drift),
         empty=empty,
         error=error,
         rescaled=rescaled,
@@ -172,10 +175,10 @@ def _vanished(keys: Tensor, growth: Tensor) -> Tensor:
     return -torch.log1p(-(keys * 3 * TINY * growth).clamp(max=1.0))
 
 
-def _reach(a: ForwardArithmetic, growth: Tensor, divisor: Tensor) -> Tensor:
+def _reach(a: ForwardArithmetic, lift: Tensor, divisor: Tensor) -> Tensor:
     """s e^tau g, and what a P that is divided by a rounded LSE may grow by."""
-    exponent = growth.log() / 2
-    return a.reach * torch.exp((exponent + divisor * (a.by_lse or a.merged)).clamp(max=LARGE / 2))
+    exponent = lift.log() + divisor * (a.by_lse or a.merged)
+    return a.reach * torch.exp(exponent.clamp(max=LARGE / 2))
 
 
 def loss_of(a: ForwardArithmetic) -> float:
