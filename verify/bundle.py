@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 PACKAGE = Path(__file__).resolve().parent
@@ -59,7 +60,8 @@ def published(path: str) -> str:
 
 def judge_sources() -> dict[str, Path]:
     """The judge's source files, references included, by the names that they have in a checkout."""
-    own = (path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(_BUNDLED))
+    every = chain.from_iterable(map(PACKAGE.rglob, ("*.py", "*.cu", "*.cuh")))
+    own = (path for path in every if not path.is_relative_to(_BUNDLED))
     truth = (ROOT / "references").rglob("*.py")
     named = {PurePosixPath("verify", *path.relative_to(PACKAGE).parts): path for path in own}
     named |= {PurePosixPath(*path.relative_to(ROOT).parts): path for path in truth}

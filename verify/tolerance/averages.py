@@ -23,8 +23,8 @@ class Values:
 
     values, size: V and |V|, (heads, keys, head_dim_v); most: the largest |V|, spread: max V - min V
     over the keys that some row sees, centre: the mean, all (heads, 1, head_dim_v); around: V -
-    centre, its size and its square side by side, (heads, keys, 3 head_dim_v), without columns where
-    there are too few keys to need them.
+    centre, its size and its square, and |V| side by side, (heads, keys, 4 head_dim_v), without
+    columns where there are too few keys to need them.
     """
 
     values: Tensor
@@ -51,11 +51,12 @@ class Values:
         around = values[..., :0]
         if not few:
             room = room_on(values.device, "values")
-            room.clear(values, *values.shape[:2], 3 * width)
+            room.clear(values, *values.shape[:2], 4 * width)
             around = room.take()
             shifted = torch.sub(values, centre, out=around[..., :width])
             torch.abs(shifted, out=around[..., width : 2 * width])
-            torch.mul(shifted, shifted, out=around[..., 2 * width :])
+            torch.mul(shifted, shifted, out=around[..., 2 * width : 3 * width])
+            around[..., 3 * width :] = size
         return Values(values, size, most, (high - low).clamp(min=0.0), centre, around)
 
     def cut(self, heads: slice, keys: slice) -> Values:
@@ -84,8 +85,8 @@ class Values:
         if keys <= _TOP:
             return exact
         rest = weights.scatter_(-1, index, 0.0)
-        sums, plain = torch.bmm(rest, self.around), torch.bmm(rest, self.size)
-        first, centred, second = sums.view(*sums.shape[:-1], 3, -1).unbind(-2)
+        sums = torch.bmm(rest, self.around)
+        first, centred, second, plain = sums.view(*sums.shape[:-1], 4, -1).unbind(-2)
         total, target = rest.sum(-1, keepdim=True), out - self.centre
         # The variance around O cancels: what the fp64 sums may have lost is added, at most (keys +
         # 4) u of twice its parts.

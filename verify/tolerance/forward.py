@@ -288,11 +288,12 @@ def _lost(
         cut = cut.fill_(torch.inf)  # no result need be so small as a weight
     elif bool(w.hopeless.any()):
         cut = cut.masked_fill(w.hopeless, torch.inf)
-    if full and bool((cut.amin(-1, keepdim=True) >= most).all()):
+    least = w.least if w.least is not None else cut.amin(-1, keepdim=True)
+    if full and bool((least >= most).all()):
         lost = most / w.total * values.size.sum(1, keepdim=True)
     else:
-        least = torch.minimum(cut, most, out=w.upper)
-        lost = torch.bmm(least if full else least.mul_(block.visible), values.size) / w.total
+        each = torch.minimum(cut, most, out=w.upper)
+        lost = torch.bmm(each if full else each.mul_(block.visible), values.size) / w.total
     return lost if a.vanishing else torch.minimum(lost, carried)
 
 

@@ -13,6 +13,7 @@ from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.integers import ScoreErrors
 from verify.tolerance.partial_sums import of_product, smaller_in_order, terms_of
+from verify.tolerance.row_pass import Linear
 from verify.tolerance.score_mods import factor_error, mod_errors, narrow_roundings, size_of
 from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss
@@ -72,6 +73,22 @@ def flushed_score(unit: Unit, problem: Problem, behind: float) -> float:
     return lost if lost >= _UNSEEN else 0.0
 
 
+def linear_errors(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Linear | None:
+    """How far each score may stray, if nothing but its magnitude and its size matters."""
+    narrow = a.score_format is not None or a.scores.accumulator != "float32"
+    if mod_errors(problem, a) or a.in_order or narrow or a.integers is not None:
+        return None
+    behind = abs(problem.scale) * a.operands.query * a.operands.key
+    if flushed_score(a.scores, problem, behind):
+        return None
+    cut = scores_loss(block, a.operands, problem)
+    if cut is not None:
+        cut = cut.masked_fill((block.row_max == -torch.inf)[..., None], 0.0)
+    rounding = factor_error(problem, a)
+    by_size, by_score = of_product(a.scores, problem.head_dim, a.operand_roundings)
+    return Linear(by_size, by_score, cut).then(1 + rounding, rounding)
+
+
 def score_errors_of(
     block: RowBlock,
     a: ForwardArithmetic,
@@ -84,6 +101,14 @@ def score_errors_of(
     masked."""
     mod, (first, second) = mod_errors(problem, a), memory
     size = size_of(block.scaled, second)
+    linear = linear_errors(block, a, problem)
+    if linear is not None:
+        error = torch.mul(block.magnitude, linear.a, out=first).add_(size, alpha=linear.b)
+        if linear.lost is not None:
+            error.add_(linear.lost)
+            if not full:
+                error.mul_(block.visible)
+        return error, size
     rounding = factor_error(problem, a)
     if integers is not None:
         rounding = (1 + rounding) * (1 + relative(_INTO_FP32, U)) - 1

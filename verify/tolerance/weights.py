@@ -12,10 +12,12 @@ from torch import Tensor
 from references.row_blocks import RowBlock
 from verify.arithmetic.instructions import LOG_ERROR
 from verify.problem import Problem
+from verify.tolerance import row_pass
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, farthest, relative
 from verify.tolerance.exact_sums import ExactUnit
 from verify.tolerance.integers import ScoreErrors, Steps, score_errors
-from verify.tolerance.score_errors import largest_of, score_errors_of
+from verify.tolerance.row_pass import Moved
+from verify.tolerance.score_errors import largest_of, linear_errors, score_errors_of
 from verify.tolerance.scratch import Room
 
 _ADDITION = -math.log1p(-U)
@@ -35,6 +37,7 @@ class Weights:
 
     grown: Tensor  # P expm1(delta)
     upper: Tensor  # P exp(delta)
+    least: Tensor | None  # the least of it in the row, if that is known
     largest: Tensor  # the largest delta of the row
     moved: Tensor  # the sum of `grown`
     # lower bound of the computed weights' sum, sum_j P exp(-delta); 1 where it is of no use
@@ -92,24 +95,14 @@ def weights_of(
     if a.integers is not None and steps is not None:
         integers = score_errors(block, a.integers, a.scores, problem, steps)
         peak = peak + integers.shift
-    errors_of_scores = score_errors_of(block, a, problem, full, memory, integers)
-    delta, error, rescaled = _exponents(block, a, errors_of_scores, peak, problem, above)
-    largest = largest_of(delta)
-    worst = float(largest.max()) if largest.numel() else 0.0
+    strayed = _in_one_pass(block, a, problem, peak, above, memory)
+    if strayed is None:
+        errors_of_scores = score_errors_of(block, a, problem, full, memory, integers)
+        strayed = _in_steps(block, a, problem, errors_of_scores, peak, above, memory)
+    moved, error, rescaled = strayed
+    largest = moved.largest
     hopeless = (largest >= LARGE) & ~empty
-    growth = torch.expm1(delta.clamp(max=LARGE)) if worst > DIRECT else delta.expm1_()
-    grown = torch.mul(growth, p, out=memory[1])
-    if worst > DIRECT:
-        # P may have underflowed where delta is large, and exp(S - LSE + delta) says what it may
-        # become.
-        exponent = (
-            (block.scores - block.lse[..., None] + delta)
-            .nan_to_num(nan=-torch.inf)
-            .clamp(max=LARGE)
-        )
-        grown = torch.where(delta > DIRECT, torch.exp(exponent), grown)
-    total = torch.div(p, growth.add_(1.0), out=growth).sum(-1, keepdim=True)
-    total, top = torch.where(empty | hopeless, 1.0, total), largest + peak
+    total, top = torch.where(empty | hopeless, 1.0, moved.total), largest + peak
     ahead = _ahead(a, above, top)
     rounding = U * (top + a.offset + ahead)
     lift = torch.exp((a.exps + a.exponent_roundings * rounding).clamp(max=LARGE / 2))
@@ -130,10 +123,11 @@ def weights_of(
         drift = drift - torch.log1p(-flushed.clamp(max=1.0))
     normaliser = drift + _divisor_drift(block, a, keys, largest)
     return Weights(
-        grown=grown,
-        upper=torch.add(p, grown, out=growth),
+        grown=moved.grown,
+        upper=moved.upper,
+        least=moved.least,
         largest=largest,
-        moved=grown.sum(-1, keepdim=True),
+        moved=moved.moved,
         total=total,
         hopeless=hopeless,
         keys=keys,
@@ -152,6 +146,61 @@ def weights_of(
         rescaled=rescaled,
         integers=integers,
     )
+
+
+def _in_one_pass(
+    block: RowBlock,
+    a: ForwardArithmetic,
+    problem: Problem,
+    peak: Tensor,
+    above: Tensor | None,
+    memory: tuple[Tensor, Tensor],
+) -> tuple[Moved, Tensor, Tensor] | None:
+    """`_in_steps` of an arithmetic whose exponents stray linearly, where one pass pays; None for
+    others, and where an exponent may stray so far that P does not tell what it may become."""
+    plain = not (a.slope or a.knows_p) and row_pass.usable(block)
+    linear = linear_errors(block, a, problem) if plain else None
+    if linear is None:
+        return None
+    error = row_pass.largest_errors(block, linear)
+    common, rounding = _common(a, error, peak, problem, above)
+    delta = linear.then(1 + rounding, rounding)
+    moved = row_pass.moved_weights(block, delta, common, memory)
+    if not bool(moved.largest.max() <= DIRECT):
+        return None
+    top = error + peak
+    return moved, error, _rescaled(a, error, top, top)
+
+
+def _in_steps(
+    block: RowBlock,
+    a: ForwardArithmetic,
+    problem: Problem,
+    scores: tuple[Tensor, Tensor],
+    peak: Tensor,
+    above: Tensor | None,
+    memory: tuple[Tensor, Tensor],
+) -> tuple[Moved, Tensor, Tensor]:
+    """What the row's weights may become, `Weights.error` and `Weights.rescaled`.  scores: as
+    `score_errors_of` gives them, which are lost."""
+    p = block.probabilities
+    delta, error, rescaled = _exponents(block, a, scores, peak, problem, above)
+    largest = largest_of(delta)
+    worst = float(largest.max()) if largest.numel() else 0.0
+    growth = torch.expm1(delta.clamp(max=LARGE)) if worst > DIRECT else delta.expm1_()
+    grown = torch.mul(growth, p, out=memory[1])
+    if worst > DIRECT:
+        # P may have underflowed where delta is large, and exp(S - LSE + delta) says what it may
+        # become.
+        exponent = (
+            (block.scores - block.lse[..., None] + delta)
+            .nan_to_num(nan=-torch.inf)
+            .clamp(max=LARGE)
+        )
+        grown = torch.where(delta > DIRECT, torch.exp(exponent), grown)
+    total = torch.div(p, growth.add_(1.0), out=growth).sum(-1, keepdim=True)
+    upper = torch.add(p, grown, out=growth)
+    return Moved(grown, upper, largest, total, grown.sum(-1, keepdim=True)), error, rescaled
 
 
 def _ahead(a: ForwardArithmetic, above: Tensor | None, top: Tensor) -> Tensor | float:
@@ -206,6 +255,31 @@ def _exponents(
     most = largest_of(error)
     top = most + peak
     rescaled = _rescaled(a, most, top, largest_of(size) if a.knows_p else top)
+    common, rounding = _common(a, most, peak, problem, above)
+    if not a.slope:
+        delta = error.mul_(1 + rounding).add_(size, alpha=rounding).add_(common)
+        return delta, most, rescaled
+    distance = (
+        (block.row_max[..., None] - block.scores)
+        .add_(error)
+        .add_(top - peak)
+        .nan_to_num_(posinf=0.0)
+    )
+    if a.leads:
+        distance.add_(_ahead(a, above, top))
+    error.mul_(1 + rounding).add_(size, alpha=rounding).add_(common)
+    delta = error.add_(
+        distance.clamp_(max=max(farthest(a.exponential), farthest(a.rescale))), alpha=a.slope
+    )
+    return delta, most, rescaled
+
+
+def _common(
+    a: ForwardArithmetic, error: Tensor, peak: Tensor, problem: Problem, above: Tensor | None
+) -> tuple[Tensor, float]:
+    """How far the exponents of a row may stray together; and the relative rounding of each by its
+    own score.  error: the largest of a score."""
+    top = error + peak
     # The subtraction, and a change of base behind it: 3 roundings, proportional to |x - m| <= |x| +
     # |m|.
     rounding, ahead = relative(3, U), _ahead(a, above, top)
@@ -222,22 +296,7 @@ def _exponents(
         logs, more = math.log(max(problem.seqlen_kv, 1)), U * (11 + a.scale_roundings)
         common = common + more * top + (U * 12 * logs + LOG_ERROR * (1 + logs))
         rounding += more
-    if not a.slope:
-        delta = error.mul_(1 + rounding).add_(size, alpha=rounding).add_(common)
-        return delta, most, rescaled
-    distance = (
-        (block.row_max[..., None] - block.scores)
-        .add_(error)
-        .add_(top - peak)
-        .nan_to_num_(posinf=0.0)
-    )
-    if a.leads:
-        distance.add_(ahead)
-    error.mul_(1 + rounding).add_(size, alpha=rounding).add_(common)
-    delta = error.add_(
-        distance.clamp_(max=max(farthest(a.exponential), farthest(a.rescale))), alpha=a.slope
-    )
-    return delta, most, rescaled
+    return common, rounding
 
 
 def _rescaled(a: ForwardArithmetic, error: Tensor, top: Tensor, size: Tensor) -> Tensor:

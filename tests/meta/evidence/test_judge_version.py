@@ -39,7 +39,9 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["verify/bound.py", "references/attention.py", "verify/new.py"])
+@pytest.mark.parametrize(
+    "name", ["verify/bound.py", "references/attention.py", "verify/new.py", "verify/bound.cu"]
+)
 def test_a_change_of_what_decides_is_seen(tree: Path, name: str) -> None:
     begun = evidence(judge_hash())
     assert judge_changed(begun) is None
