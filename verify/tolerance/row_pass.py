@@ -131,7 +131,7 @@ def proved(device: torch.device) -> bool:
         pairs = _MadeUp(magnitude.contiguous(), scaled, p.contiguous())
         error = largest_errors(pairs, linear)
         got = moved_weights(pairs, linear, common, (torch.empty_like(p), torch.empty_like(p)))
-    except (cuda.CompileError, cuda.LaunchError):
+    except Exception:  # whatever the toolkit raises: torch's steps need none
         return False
     size = scaled.abs().masked_fill(scaled == -torch.inf, 0.0)
     errors = linear.a * magnitude + linear.b * size

@@ -4,7 +4,7 @@ beside torch's steps."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from verify.variant import Config, compiled_archs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+CPU = torch.device("cpu")
 ENTRIES = "largest_errors", "moved_weights"
 PROBLEMS = (
     "sq=3,skv=1,d=16,dtype=float16",
@@ -72,19 +73,25 @@ def _host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     return Host(tmp_path_factory.mktemp("row_pass"))
 
 
-def both(text: str, host: Host, monkeypatch: pytest.MonkeyPatch) -> list[tuple[RowBlock, Weights]]:
+def twice(
+    problem: Problem, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[RowBlock, str]]:
+    """A problem's only block, by steps and then in one pass, with a name for its memory."""
+    monkeypatch.setattr(row_pass, "_launch", host.launch)
+    for usable in (False, True):
+        monkeypatch.setattr(row_pass, "usable", lambda pairs, usable=usable: usable)
+        (block,) = row_blocks(*dequantised(problem, tensors(problem)), problem.attention)
+        yield block, f"row pass {usable}"
+
+
+def both(text: str, host: Host, monkeypatch: pytest.MonkeyPatch) -> list[Weights]:
     """The weights of a problem's only block by steps, and in one pass."""
     problem = Problem.parse(text)
     a = resolve(flat_numerics(), Config(), problem, "sm_90a")
-    found = []
-    for usable in (False, True):
-        monkeypatch.setattr(row_pass, "usable", lambda block, usable=usable: usable)
-        monkeypatch.setattr(row_pass, "_launch", host.launch)
-        (block,) = row_blocks(*dequantised(problem, tensors(problem)), problem.attention)
-        full = bool(block.visible.all())
-        room = room_on(torch.device("cpu"), f"row pass {usable}")
-        found.append((block, weights_of(block, a, problem, full, room)))
-    return found
+    return [
+        weights_of(block, a, problem, bool(block.visible.all()), room_on(CPU, memory))
+        for block, memory in twice(problem, host, monkeypatch)
+    ]
 
 
 def differences(steps: Weights, one_pass: Weights) -> list[str]:
@@ -106,7 +113,7 @@ def test_one_pass_finds_what_the_steps_find(
     text: str, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = host.launches
-    (_, steps), (_, one_pass) = both(text, host, monkeypatch)
+    steps, one_pass = both(text, host, monkeypatch)
     assert host.launches == before + 2
     assert one_pass.least is not None
     assert steps.least is None
@@ -116,25 +123,20 @@ def test_one_pass_finds_what_the_steps_find(
 @runs
 def test_no_kernel_is_used_before_it_is_proved(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_pass, "_launch", host.launch)
-    assert proved.__wrapped__(torch.device("cpu"))
+    assert proved.__wrapped__(CPU)
 
     def refuses(*of: object) -> None:
         raise LaunchError("no")
 
     monkeypatch.setattr(row_pass, "_launch", refuses)
-    assert not proved.__wrapped__(torch.device("cpu"))
+    assert not proved.__wrapped__(CPU)
 
 
 @runs
 def test_a_bound_is_the_same(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem.parse("hq=2,sq=6,skv=300,d=64,dtype=bfloat16,mask=causal")
     a = resolve(flat_numerics(), Config(), problem, "sm_90a")
-    bounds = []
-    for usable in (False, True):
-        monkeypatch.setattr(row_pass, "usable", lambda block, usable=usable: usable)
-        monkeypatch.setattr(row_pass, "_launch", host.launch)
-        (block,) = row_blocks(*dequantised(problem, tensors(problem)), problem.attention)
-        bounds.append(bound(block, a, problem))
+    bounds = [bound(block, a, problem) for block, _ in twice(problem, host, monkeypatch)]
     assert torch.allclose(bounds[0].out, bounds[1].out, 1e-12, 0.0)
     assert torch.allclose(bounds[0].lse, bounds[1].lse, 1e-12, 0.0)
 
@@ -151,11 +153,11 @@ def test_what_is_not_linear_or_moves_far_goes_by_steps(
     ):
         problem = Problem.parse(text)
         a = resolve(flat_numerics(**changes), Config(), problem, "sm_90a")
-        monkeypatch.setattr(row_pass, "usable", lambda block: True)
+        monkeypatch.setattr(row_pass, "usable", lambda pairs: True)
         monkeypatch.setattr(row_pass, "_launch", host.launch)
         (block,) = row_blocks(*dequantised(problem, tensors(problem)), problem.attention)
         before = host.launches
-        found = weights_of(block, a, problem, True, room_on(torch.device("cpu")))
+        found = weights_of(block, a, problem, True, room_on(CPU))
         assert host.launches == before + launches, changes
         assert found.least is None, changes
         assert float(found.largest.max()) > weights.DIRECT or not launches
@@ -184,9 +186,9 @@ def test_a_slip_in_a_kernel_is_seen(
 
     host, seen, held = Host(tmp_path, edit), [], []
     for host.backwards in (True, False):
-        (_, steps), (_, one_pass) = both(PROBLEMS[1], host, monkeypatch)
+        steps, one_pass = both(PROBLEMS[1], host, monkeypatch)
         seen += differences(steps, one_pass)
-        held.append(proved.__wrapped__(torch.device("cpu")))
+        held.append(proved.__wrapped__(CPU))
     assert seen
     assert not all(held)
 
