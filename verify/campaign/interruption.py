@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from verify.evidence import Interruption, Reason, Recorder, being_written
+from verify.evidence import ENDED, Interruption, Reason, Recorder, being_written
 from verify.evidence.records import OF_VERDICTS
 
-MARKER = "interrupted"  # a file in the run's directory: no process begins another case
+MARKER = ENDED  # while that file is there, no process begins another case
 WORKER = "interruptions"  # under this name the records are written
 _BLOCK = 1 << 16  # bytes
 _ENDED = 2.0  # seconds in which processes that were killed are gone

@@ -205,6 +205,7 @@ def _judged(request: RunRequest, console: Console, deadline: float | None) -> tu
                 os.killpg(process.pid, signal.SIGKILL)
             code = _ended(process)
             if over:
+                (request.directory / interruption.MARKER).touch()
                 interruption.record(request.directory, judging, over)
         output.seek(0)
         return 0 if over else code, output.read()

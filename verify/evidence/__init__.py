@@ -1,6 +1,6 @@
 """Evidence: what a run records on disk, and how it is read back.  Knows no kernel and no oracle."""
 
-from verify.evidence.reading import Evidence, load
+from verify.evidence.reading import ENDED, Evidence, load
 from verify.evidence.records import (
     COUNTED_PHASES,
     INAPPLICABLE,
@@ -27,6 +27,7 @@ from verify.evidence.verdicts import Verdicts
 
 __all__ = [
     "COUNTED_PHASES",
+    "ENDED",
     "INAPPLICABLE",
     "NO_KERNEL",
     "SCHEMA_VERSION",

@@ -44,7 +44,8 @@ class Evidence:
     lines cut short. builds: one per (variant, arch, build), the last one recorded.  changed: refs
     recorded with more than one source hash by one run, or by runs that began together, whose
     verdicts therefore do not belong together.  left_out: what runs recorded of sources that a later
-    run knew another version of; it is in no other field.
+    run knew another version of; it is in no other field.  ended: runs that somebody ended, or their
+    time did, before they had asked everything.
     """
 
     runs: tuple[RunInfo, ...] = ()
@@ -59,6 +60,7 @@ class Evidence:
     torn: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    ended: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "verdicts", Verdicts.of(self.verdicts))
@@ -117,7 +119,7 @@ def load(*run_dirs: Path | str) -> Evidence:
     """
     folders = [*{Path(run_dir).resolve(): Path(run_dir) for run_dir in run_dirs}.values()]
     files = tuple(file for folder in folders for file in _files(folder))
-    key = tuple(folder.absolute() for folder in folders), files
+    key = tuple((folder.absolute(), (folder / ENDED).exists()) for folder in folders), files
     if key not in _kept:
         evidence = _read(folders)
         _kept.clear()
@@ -127,6 +129,7 @@ def load(*run_dirs: Path | str) -> Evidence:
     return _kept[key]
 
 
+ENDED = "interrupted"  # a file in the directory of a run that was ended
 _LARGE = 16 << 20  # bytes: they take about 0.2 s
 
 
@@ -140,7 +143,7 @@ class _File:
     state: tuple[int, ...]
 
 
-_kept: dict[tuple[tuple[Path, ...], tuple[_File, ...]], Evidence] = {}
+_kept: dict[tuple[tuple[tuple[Path, bool], ...], tuple[_File, ...]], Evidence] = {}
 
 
 def _files(folder: Path) -> Iterator[_File]:
@@ -225,6 +228,7 @@ def _joined(parts: Sequence[RunRecords]) -> Evidence:
         torn=tuple(where for part in parts for where in part.torn),
         changed=tuple(sorted(ref for ref, found in hashes.items() if len(found) > 1)),
         left_out=left_out,
+        ended=tuple(r.run for part in parts if (part.path / ENDED).exists() for r in part.runs),
     )
 
 

@@ -110,7 +110,8 @@ def build(
         "mutation": mutation.reports(variants),
         "pairs": pairs.report(set[Pair]().union(*met)),
     }
-    if len(starts := merged_runs.starts(runs)) > 1:
+    starts = merged_runs.starts(runs, evidence.ended)
+    if len(starts) > 1 or evidence.ended:
         report["runs"] = starts
     if evidence.interrupted:
         report["interrupted"] = unjudged.cases(evidence.interrupted)

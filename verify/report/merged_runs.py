@@ -49,11 +49,15 @@ def versions(runs: Sequence[RunInfo]) -> dict[str, str]:
     return {name: several(run.versions.get(name, "unknown") for run in runs) for name in names}
 
 
-def starts(runs: Sequence[RunInfo]) -> list[Started]:
-    """When each run first began, in order of time."""
+def starts(runs: Sequence[RunInfo], ended: Iterable[str] = ()) -> list[Started]:
+    """When each run first began, in order of time.  ended: as in `Evidence`."""
     first = {run.run: run for run in reversed(runs)}
     ordered = sorted(first.values(), key=lambda run: (run.started, run.run))
-    return [{"run": run.run, "started": run.started, "profile": run.profile} for run in ordered]
+    early, found = set(ended), list[Started]()
+    for run in ordered:
+        one: Started = {"run": run.run, "started": run.started, "profile": run.profile}
+        found.append({**one, "ended_early": True} if run.run in early else one)
+    return found
 
 
 def left_out(evidence: Evidence) -> list[LeftOut]:

@@ -322,11 +322,13 @@ class NotRun(TypedDict):
 
 
 class Started(TypedDict):
-    """One of several runs that are reported together, and when it first began."""
+    """One of the runs that are reported together, and when it first began.  ended_early: somebody,
+    or its time, ended it before it had asked everything; missing where it came to its end."""
 
     run: str
     started: str
     profile: str
+    ended_early: NotRequired[bool]
 
 
 class LeftOut(TypedDict):
@@ -357,8 +359,8 @@ class Report(TypedDict):
 
     started: the first of them.  What the runs know differently of device and versions is listed
     alike.  pools, accuracy, power, mutation, pairs, beside: missing in reports of an earlier day.
-    runs: in order of time; missing where there is one.  left_out: sorted by variant; missing where
-    nothing was.  interrupted: missing where there is none.
+    runs: in order of time; missing where there is one, which came to its end.  left_out: sorted by
+    variant; missing where nothing was.  interrupted: missing where there is none.
     """
 
     schema: Literal[3]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,8 @@ from verify.bundle import ROOT
 from verify.campaign import halt, interruption, runner
 from verify.campaign.runner import CLEAN, INFRASTRUCTURE, RunRequest
 from verify.evidence import Evidence, Interruption, Recorder, being_written, load
-from verify.report import build
+from verify.report import Report, build
+from verify.report.kept import with_kept
 from verify.report.outcome import incomplete
 
 VARIANT = passing().variants[0].ref
@@ -116,6 +118,7 @@ def test_the_end_of_the_time_interrupts_too(
     assert unjudged(found) == (CASES[:1], CASES[1:4])
     lines = (folder / f"{interruption.WORKER}.jsonl").read_text().splitlines()
     assert {json.loads(line)["reason"] for line in lines} == {"time"}
+    assert found.ended == tuple(one.run for one in found.runs)
 
 
 def test_a_search_whose_time_is_over_ends_its_test(tmp_path: Path) -> None:
@@ -161,6 +164,35 @@ def test_a_report_tells_interrupted_cases_from_lost_ones(tmp_path: Path) -> None
     with Recorder(tmp_path, "gw0") as recorder:
         recorder.begin(CASES[0], "witness", VARIANT)  # the run went on, and its judge died
     assert unjudged(load(tmp_path)) == (CASES[:1], [])
+
+
+def test_a_report_names_the_runs_that_were_ended(tmp_path: Path) -> None:
+    data = passing()
+    folders = [tmp_path / name for name in ("one", "two")]
+    for number, folder in enumerate(folders):
+        with Recorder(folder, "gw0") as recorder:
+            (run_of,) = data.runs
+            began = replace(run_of, started=f"2026010{1 + number}T000000Z")
+            for record in (began, *data.variants, *data.verdicts):
+                recorder.write(record)
+    assert "runs" not in build(load(folders[1]), bins_required=())
+    (folders[1] / interruption.MARKER).touch()
+    assert load(folders[1]).ended == (data.runs[0].run,)
+    alone = build(load(folders[1]), bins_required=())
+    assert [one.get("ended_early") for one in alone["runs"]] == [True]
+    both = build(load(*folders), bins_required=())
+    assert [one.get("ended_early") for one in both["runs"]] == [None, True]
+    for report, name in ((alone, data.runs[0].run), (both, "two")):
+        assert f"ended before it had asked everything: run `{name}`" in as_markdown(report)
+    others: Report = {
+        **alone,
+        "runs": [{**one, "run": "another"} for one in alone["runs"]],
+        "variants": [{**v, "ref": "other"} for v in alone["variants"]],
+    }
+    kept = with_kept(build(load(folders[0]), bins_required=()), others)
+    assert [one.get("ended_early") for one in kept["runs"]] == [None, True]
+    interruption.forget(folders[1])  # the run goes on
+    assert "runs" not in build(load(folders[1]), bins_required=())
 
 
 class TestBegunLast:

@@ -23,6 +23,11 @@ def section(report: Report, beside: Beside) -> Section | None:
         (f"interrupted ({one['phase']}), since the run was ended: ", Span(one["case"], "code"))
         for one in report.get("interrupted", [])
     ]
+    items += [
+        ("ended before it had asked everything: run ", Span(one["run"], "code"))
+        for one in report.get("runs", [])
+        if one.get("ended_early")
+    ]
     items += [("line cut short by a kill: ", Span(place, "code")) for place in report["torn"]]
     if not items:
         return None
