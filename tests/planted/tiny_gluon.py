@@ -147,11 +147,21 @@ def forward(
     variant: str, args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace
 ) -> None:
     """The entry point of that variant."""
+    copy_by(partial(launch_of, variant), args, out, lse)
+
+
+def copy_by(
+    launch: Callable[[Tensor, Tensor], Launch],
+    args: AttentionArgs,
+    out: Tensor,
+    lse: Tensor | None,
+) -> None:
+    """Copy Q to O by that launch, and zeros to the LSE."""
     SUPPORT.check(args, out)
     assert lse is not None
     lse.zero_()
     with torch.cuda.device_of(out):
-        launch_of(variant, args.q.reshape(-1, COLUMNS), out.view(-1, COLUMNS)).run()
+        launch(args.q.reshape(-1, COLUMNS), out.view(-1, COLUMNS)).run()
 
 
 def forward_of(variant: str) -> Callable[[AttentionArgs, Tensor, Tensor | None, Workspace], None]:

@@ -5,7 +5,6 @@ Nothing is shared between partitions but what Triton adds to start and to end th
 that a tool sees in it is Triton's, or false.
 """
 
-import torch
 import triton
 from torch import Tensor
 from triton.experimental import gluon
@@ -15,12 +14,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.gluon.ring import close_ring, meet, open_ring
 from kernels.triton.common import Launch
-from tests.planted.tiny_gluon import COLUMNS, ROWS, SUPPORT
+from tests.planted.tiny_gluon import COLUMNS, ROWS, SUPPORT, copy_by
 from verify.variant import AttentionArgs, Variant, Workspace
 
-WARPS = 4, 4, 1  # of each partition
+PARTITIONS = gl.constexpr(3)
 TILES = 4  # of each partition of a block
-_load = tma.async_copy_global_to_shared
 
 
 @gluon.jit
@@ -37,9 +35,9 @@ def _copy_tiles(
     tile = tiles.index(WHO)
     columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
     for turn in range(TILES):
-        first = ((gl.program_id(0) * 3 + WHO) * TILES + turn) * ROWS
+        first = ((gl.program_id(0) * PARTITIONS + WHO) * TILES + turn) * ROWS
         mbarrier.expect(here.index(WHO), ROWS * COLUMNS * 4)
-        _load(source, [first, 0], here.index(WHO), tile)
+        tma.async_copy_global_to_shared(source, [first, 0], here.index(WHO), tile)
         mbarrier.wait(here.index(WHO), turn & 1)
         row = first + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
         places = target + row[:, None] * COLUMNS + columns[None, :]
@@ -56,24 +54,24 @@ def _planted_partitions(
     ROWS: gl.constexpr,
     COLUMNS: gl.constexpr,
     TILES: gl.constexpr,
-    num_warps: gl.constexpr,
+    num_warps: gl.constexpr,  # of the first two partitions; the last one has one
 ):
-    tiles = gl.allocate_shared_memory(gl.float32, [3, ROWS, COLUMNS], TILE)
-    here = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    open_ring(here, 3)
+    tiles = gl.allocate_shared_memory(gl.float32, [PARTITIONS, ROWS, COLUMNS], TILE)
+    here = gl.allocate_shared_memory(gl.int64, [PARTITIONS, 1], mbarrier.MBarrierLayout())
+    open_ring(here, PARTITIONS)
     fence_async_shared()
     meet()
     shared = source, target, rows, tiles, here
     gl.warp_specialize(
         [
-            (_copy_tiles, (shared, ROWS, COLUMNS, TILES, 0, 4)),
-            (_copy_tiles, (shared, ROWS, COLUMNS, TILES, 1, 4)),
+            (_copy_tiles, (shared, ROWS, COLUMNS, TILES, 0, num_warps)),
+            (_copy_tiles, (shared, ROWS, COLUMNS, TILES, 1, num_warps)),
             (_copy_tiles, (shared, ROWS, COLUMNS, TILES, 2, 1)),
         ],
-        [4, 1],
+        [num_warps, 1],
         [64, 64],
     )
-    close_ring(here, 3)
+    close_ring(here, PARTITIONS)
 
 
 kernel = gluon.jit(_planted_partitions, do_not_specialize=["rows"])
@@ -85,19 +83,13 @@ def launch_of(source: Tensor, target: Tensor) -> Launch:
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
     given = TensorDescriptor(source, [rows, COLUMNS], [COLUMNS, 1], [ROWS, COLUMNS], layout)
     sizes = {"ROWS": ROWS, "COLUMNS": COLUMNS, "TILES": TILES}
-    blocks = triton.cdiv(rows, len(WARPS) * ROWS * TILES)
-    return Launch(
-        kernel, blocks, (given, target, rows), {"TILE": layout, "num_warps": WARPS[0]} | sizes
-    )
+    blocks = triton.cdiv(rows, PARTITIONS.value * ROWS * TILES)
+    return Launch(kernel, blocks, (given, target, rows), {"TILE": layout, "num_warps": 4} | sizes)
 
 
 def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
     """The entry point."""
-    SUPPORT.check(args, out)
-    assert lse is not None
-    lse.zero_()
-    with torch.cuda.device_of(out):
-        launch_of(args.q.reshape(-1, COLUMNS), out.view(-1, COLUMNS)).run()
+    copy_by(launch_of, args, out, lse)
 
 
 VARIANT = Variant(

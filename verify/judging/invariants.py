@@ -24,6 +24,7 @@ from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, ForwardAri
 from verify.tolerance.score_errors import flushed_score, grown, scale_overflows
 from verify.tolerance.score_mods import factor_error, largest_error, narrow_roundings
 from verify.tolerance.subnormals import Operands, whole
+from verify.tolerance.weights import lifts
 from verify.variant import GradientNumerics, Numerics
 from verify.variant.numerics import leaves
 
@@ -48,7 +49,6 @@ KNOWN_GRADIENTS = (
     *("sums.block_m", "sums.block_n", "sums.group", "sums.atomics", "sums.roundings"),
     *("order.head_dim", "order.keys", "order.rows"),
 )
-_LARGE = 300.0  # a limit of exponents, far inside the range of exp in fp64
 
 
 def beyond(declared: Numerics | GradientNumerics, known: Iterable[str]) -> str | None:
@@ -147,9 +147,7 @@ def forward_slack(
         + U * ((4 + a.scale_roundings) * top + 4 * (sizes + score))
     )
     lse = lse + U * 2 * (logs + a.offset) + LOG_ERROR * (1 + logs + a.offset + 2 * score)
-    rounding = U * (top + a.offset)
-    lift = torch.exp((a.exps + a.exponent_roundings * rounding).clamp(max=_LARGE / 2))
-    growth = lift * torch.exp((a.exps + rounding).clamp(max=_LARGE / 2))
+    lift, growth = lifts(a, top + a.offset)
     absolute = (
         growth
         * (2 * p.seqlen_kv + a.between_blocks + 2 + a.output_roundings)

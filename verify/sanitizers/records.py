@@ -169,7 +169,7 @@ def _record(element: ElementTree.Element, tool: str) -> Record:
         block=_axes(own, "blockIdx"),
         address=_hex(found.get("address") or found.get("accessAddress") or ""),
         size=found.get("size") or found.get("accessSize") or "",
-        against=tuple(_place(_within(each, "path"), _within(each, "line")) for each in others),
+        against=tuple(_place(_text(each, ".//path"), _text(each, ".//line")) for each in others),
         words=" ".join(" ".join(element.itertext()).split()),
         unknown=tuple(sorted({child.tag for child in element.iter()} - _KNOWN - {"record"})),
     )
@@ -177,12 +177,9 @@ def _record(element: ElementTree.Element, tool: str) -> Record:
 
 def _access(vertex: ElementTree.Element) -> str:
     """An access of a race: its direction and place; that of a record is the source's."""
-    direction, path, line = (_within(vertex, name) or "?" for name in ("direction", "path", "line"))
+    names = ("direction", "path", "line")
+    direction, path, line = (_text(vertex, f".//{name}") or "?" for name in names)
     return f"{direction} at {path}:{line}"
-
-
-def _within(element: ElementTree.Element, name: str) -> str:
-    return (element.findtext(f".//{name}") or "").strip()
 
 
 def _place(path: str, line: str) -> str:

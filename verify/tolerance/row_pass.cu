@@ -1,8 +1,8 @@
 // What a bound asks of whole rows of pairs, in one pass over memory: one block of THREADS, a power
 // of two, for each row.
 //
-// In torch each step is a pass of its own, over tensors that no cache holds.  The formulas are those
-// of score_errors.py and weights.py; fp64 throughout.
+// In torch each step is a pass of its own, over tensors that no cache holds.  The formulas are
+// those of score_errors.py and weights.py; fp64 throughout.
 constexpr int threads = THREADS;
 constexpr double largest_number = 1.7976931348623157e308;
 
@@ -26,8 +26,10 @@ __device__ __forceinline__ double sum(double x, double y) { return x + y; }
 // NaN if one of them is.
 __device__ __forceinline__ double larger(double x, double y) { return y > x || y != y ? y : x; }
 
-// What all threads' values come to, taken two at a time.  values: shared memory, one for each thread.
-__device__ __forceinline__ double together(double value, double* values, double (*join)(double, double)) {
+using Join = double (*)(double, double);
+
+// Joins all threads' values, two at a time.  values: shared memory, one for each thread.
+__device__ __forceinline__ double together(double value, double* values, Join join) {
     values[threadIdx.x] = value;
     __syncthreads();
     for (unsigned half = threads / 2; half > 0; half /= 2) {
@@ -70,7 +72,8 @@ extern "C" __global__ void moved_weights(const Arguments given) {
     const double common = given.common[row];
     double most = 0, total = 0, moved = 0, below = -largest_number;
     for (long long at = first + threadIdx.x; at < first + given.keys; at += threads) {
-        const double delta = given.a * given.magnitudes[at] + given.b * size_of(given.scores[at]) + common;
+        const double error = given.a * given.magnitudes[at] + given.b * size_of(given.scores[at]);
+        const double delta = error + common;
         const double p = given.weights[at], growth = expm1(delta), grown = growth * p;
         given.grown[at] = grown;
         given.upper[at] = p + grown;

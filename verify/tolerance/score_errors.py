@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -78,15 +79,23 @@ def linear_errors(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Li
     narrow = a.score_format is not None or a.scores.accumulator != "float32"
     if mod_errors(problem, a) or a.in_order or narrow or a.integers is not None:
         return None
-    behind = abs(problem.scale) * a.operands.query * a.operands.key
-    if flushed_score(a.scores, problem, behind):
+    if flushed_score(a.scores, problem, _behind(a, problem)):
         return None
     cut = scores_loss(block, a.operands, problem)
     if cut is not None:
         cut = cut.masked_fill((block.row_max == -torch.inf)[..., None], 0.0)
     rounding = factor_error(problem, a)
-    by_size, by_score = of_product(a.scores, problem.head_dim, a.operand_roundings)
-    return Linear(by_size, by_score, cut).then(1 + rounding, rounding)
+    return replace(_of_products(a, problem), lost=cut).then(1 + rounding, rounding)
+
+
+def _of_products(a: ForwardArithmetic, problem: Problem) -> Linear:
+    """The errors of the products, before the scale's roundings."""
+    return Linear(*of_product(a.scores, problem.head_dim, a.operand_roundings))
+
+
+def _behind(a: ForwardArithmetic, problem: Problem) -> float:
+    """What is behind the product: the scale, unless it stood before, and descales."""
+    return abs(problem.scale) * a.operands.query * a.operands.key
 
 
 def score_errors_of(
@@ -101,14 +110,6 @@ def score_errors_of(
     masked."""
     mod, (first, second) = mod_errors(problem, a), memory
     size = size_of(block.scaled, second)
-    linear = linear_errors(block, a, problem)
-    if linear is not None:
-        error = torch.mul(block.magnitude, linear.a, out=first).add_(size, alpha=linear.b)
-        if linear.lost is not None:
-            error.add_(linear.lost)
-            if not full:
-                error.mul_(block.visible)
-        return error, size
     rounding = factor_error(problem, a)
     if integers is not None:
         rounding = (1 + rounding) * (1 + relative(_INTO_FP32, U)) - 1
@@ -117,14 +118,14 @@ def score_errors_of(
         if mod:
             error, size = mod.errors(block, size, error)
         return error.mul_(block.visible), size.mul_(block.visible)
-    by_size, by_score = of_product(a.scores, problem.head_dim, a.operand_roundings)
-    error = torch.mul(block.magnitude, by_size, out=first).add_(size, alpha=by_score)
+    linear, behind = _of_products(a, problem), _behind(a, problem)
+    if not a.in_order:
+        linear = linear.then(1 + rounding, rounding)
+    error = torch.mul(block.magnitude, linear.a, out=first).add_(size, alpha=linear.b)
     if a.in_order:
         terms = terms_of(block, abs(problem.scale))
         smaller_in_order(error, terms, a.scores, a.operand_roundings)
-    error.mul_(1 + rounding).add_(size, alpha=rounding)
-    # What is behind the product: the scale, unless it stood before, and descales.
-    behind = abs(problem.scale) * a.operands.query * a.operands.key
+        error.mul_(1 + rounding).add_(size, alpha=rounding)
     if a.scores.accumulator != "float32":
         error.add_(behind * a.scores.underflow(problem.head_dim) * (1 + rounding))
     flushed = flushed_score(a.scores, problem, behind)

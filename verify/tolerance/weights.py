@@ -104,9 +104,7 @@ def weights_of(
     hopeless = (largest >= LARGE) & ~empty
     total, top = torch.where(empty | hopeless, 1.0, moved.total), largest + peak
     ahead = _ahead(a, above, top)
-    rounding = U * (top + a.offset + ahead)
-    lift = torch.exp((a.exps + a.exponent_roundings * rounding).clamp(max=LARGE / 2))
-    errors = lift * torch.exp((a.exps + rounding).clamp(max=LARGE / 2))
+    lift, errors = lifts(a, top + a.offset + ahead)
     share, lead = torch.ones_like(errors), _lead(a, ahead, largest)
     if not a.normalised:
         # The largest p~ is exp(0), but for its errors: the computed row sum is no less, whatever
@@ -146,6 +144,13 @@ def weights_of(
         rescaled=rescaled,
         integers=integers,
     )
+
+
+def lifts(a: ForwardArithmetic, size: Tensor) -> tuple[Tensor, Tensor]:
+    """`Weights.lift` and `Weights.growth` of exponents whose common part has that size at most."""
+    rounding = U * size
+    lift = torch.exp((a.exps + a.exponent_roundings * rounding).clamp(max=LARGE / 2))
+    return lift, lift * torch.exp((a.exps + rounding).clamp(max=LARGE / 2))
 
 
 def _in_one_pass(
@@ -285,7 +290,7 @@ def _common(
     rounding, ahead = relative(3, U), _ahead(a, above, top)
     common = rounding * (top + a.offset + ahead) + (a.exps + a.slope * a.lag)
     if a.sums_rounded:
-        # What is divided by was rounded like P: a rounding is an error of the weight.
+        # The divisor sums P as it is rounded: a rounding is an error of the weight.
         common = common - math.log1p(-a.probability_roundoff)
         if a.saturates:
             grown = a.exps + a.exponent_roundings * U * (top + a.offset)
