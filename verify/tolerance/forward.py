@@ -288,8 +288,7 @@ def _lost(
         cut = cut.fill_(torch.inf)  # no result need be so small as a weight
     elif bool(w.hopeless.any()):
         cut = cut.masked_fill(w.hopeless, torch.inf)
-    least = w.least if w.least is not None else cut.amin(-1, keepdim=True)
-    if full and bool((least >= most).all()):
+    if full and bool(((cut.amin(-1, keepdim=True) if w.least is None else w.least) >= most).all()):
         lost = most / w.total * values.size.sum(1, keepdim=True)
     else:
         each = torch.minimum(cut, most, out=w.upper)
