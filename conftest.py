@@ -39,6 +39,7 @@ _pin_gpu(_WORKER)
 
 from verify.campaign import builds, halt  # noqa: E402 - after the mask
 from verify.campaign.conclusion import campaign_fails, write_report  # noqa: E402
+from verify.campaign.edge_cases import leads  # noqa: E402
 from verify.campaign.gpus.placement import place_workers  # noqa: E402
 from verify.campaign.gpus.watch import choose_gpus, watch_gpus, wrong_gpus  # noqa: E402
 from verify.campaign.interruption import MARKER  # noqa: E402
@@ -135,7 +136,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "long(seconds): a long test; workers start with these, so that they end together",
     )
     config.addinivalue_line(
-        "markers", "covers(profiles=...): a test for every variant, config and dtype"
+        "markers",
+        "covers(profiles=..., leading=...): a test for every variant, config and dtype, or for each"
+        " variant's leading config alone",
     )
     try:
         check()
@@ -209,7 +212,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is not None:
         asked = run.profile in marker.kwargs.get("profiles", (run.profile,))
         groups = ("accuracy", "gradients") if asked else ()
-        targets = [target for group in groups for target in run.targets(group)]
+        every = (target for group in groups for target in run.targets(group))
+        led = marker.kwargs.get("leading", False)
+        targets = [target for target in every if leads(target) or not led]
         metafunc.parametrize(
             "target", [pytest.param(target, id=f"{target.group}-{target.id}") for target in targets]
         )

@@ -18,7 +18,7 @@ even if its weight is too small for a double.
 Shapes: q (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_kv, head_dim), v (batch,
 heads_kv, seqlen_kv, head_dim_v), of any float dtype and strides, on one device.  Query head h reads
 key head h // group, group = heads_q // heads_kv.  Inputs are converted to fp64, which is exact, one
-block at a time; results are fp64 on the inputs' device.
+block at a time, or K and V at once if they are small; results are fp64 on the inputs' device.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Mask, intersect
-from references.positions import LOADED, Positions, slices, take, tensor
+from references.positions import LOADED, Positions, ends, index, slices, take, tensor
 from references.score_mods import Extent
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class Inputs:
         )
         self.q, self.dout = (x.reshape(self.total, self.group, *x.shape[2:]) for x in (q, dout))
         self.k, self.v = k.flatten(0, 1), v.flatten(0, 1)
+        if k.numel() + v.numel() <= LOADED[k.device.type]:  # once, not for each tile
+            self.k, self.v = self.k.to(torch.float64), self.v.to(torch.float64)
         self._visible = attention.mask.mod(self.seqlen_q, self.seqlen_kv, q.device)
         self.extent, mod = Extent(heads_q, self.seqlen_q, self.seqlen_kv), attention.score_mod
         self._modified = None if mod is None else mod.function(self.extent, q.device)
@@ -146,18 +148,14 @@ class Inputs:
 
     def bounds(self, heads: slice, rows: Positions) -> tuple[Tensor, Tensor]:
         """[low, high) of the keys that each row can see, (batches, rows)."""
-        batches, at = (
-            slice(heads.start // self.heads_kv, (heads.stop - 1) // self.heads_kv + 1),
-            tensor(rows),
-        )
+        batches = slice(heads.start // self.heads_kv, (heads.stop - 1) // self.heads_kv + 1)
+        at = index(rows)
         low, high = self._row_bounds
         return low[batches][:, at], high[batches][:, at]
 
     def seen(self, heads: slice, rows: Positions) -> slice:
         """A range of keys; none of the rows sees a key outside it."""
-        low, high = self.bounds(heads, rows)
-        low, high = low[low < high], high[low < high]
-        return slice(int(low.min()), int(high.max())) if len(low) else slice(0, 0)
+        return _seen(*self.bounds(heads, rows))
 
     def blocks(
         self, rows: Positions, keys: Positions, block_q: Size, block_kv: Size
@@ -173,17 +171,15 @@ class Inputs:
         loaded = LOADED[device] // (block_kv * (self.k.shape[-1] + self.v.shape[-1]))
         whole = len(self.intervals) == len(self.attention.mask.atoms)
         pieces = [
-            (piece, keys[piece], tensor(keys[piece]).aminmax())
-            for piece in slices(len(keys), block_kv)
+            (piece, keys[piece], *ends(keys[piece])) for piece in slices(len(keys), block_kv)
         ]
-        ends = [(piece, at, int(first), int(last)) for piece, at, (first, last) in pieces]
         for heads in slices(self.total, max(min(count, loaded), 1)):
             for part in slices(len(rows), block_q):
                 low, high = self.bounds(heads, rows[part])
                 uncut = (
                     slice(int(low.max()), int(high.min())) if whole else slice(self.seqlen_kv, 0)
                 )
-                seen = self.seen(heads, rows[part])
+                seen = _seen(low, high)
                 tiles = [
                     Tile(
                         self,
@@ -193,7 +189,15 @@ class Inputs:
                         at,
                         first < uncut.start or last >= uncut.stop,
                     )
-                    for columns, at, first, last in ends
+                    for columns, at, first, last in pieces
                     if first < seen.stop and last >= seen.start
                 ]
                 yield heads, rows[part], part, tiles
+
+
+def _seen(low: Tensor, high: Tensor) -> slice:
+    """From the first to the last key of any of the intervals [low, high)."""
+    some = low < high
+    first = int(torch.where(some, low, torch.iinfo(low.dtype).max).min())
+    end = int(torch.where(some, high, 0).max())
+    return slice(first, end) if first < end else slice(0, 0)

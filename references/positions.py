@@ -41,6 +41,21 @@ def tensor(p: Positions, device: torch.device | str = "cpu") -> Tensor:
     )
 
 
+def index(p: Positions) -> slice | Tensor:
+    """What selects these positions of a tensor's dimension; a slice, if it can, copies nothing."""
+    if isinstance(p, range) and p.step == 1:
+        return slice(p.start, p.stop)
+    return tensor(p)
+
+
+def ends(p: Positions) -> tuple[int, int]:
+    """The least and the largest position; there is at least one."""
+    if isinstance(p, range):
+        return min(p[0], p[-1]), max(p[0], p[-1])
+    least, most = p.aminmax()
+    return int(least), int(most)
+
+
 def slices(length: int, step: int) -> Iterator[slice]:
     """Slices of `step` that cover `length`; the last one can be shorter."""
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
@@ -48,9 +63,10 @@ def slices(length: int, step: int) -> Iterator[slice]:
 
 def take(x: Tensor, at: Positions) -> Tensor:
     """x (..., seqlen, d) at these positions, in fp64."""
-    if isinstance(at, range) and at.step == 1:
-        return x[..., at.start : at.stop, :].to(torch.float64)
-    return x.index_select(-2, tensor(at, x.device)).to(torch.float64)
+    chosen = index(at)
+    if isinstance(chosen, slice):
+        return x[..., chosen, :].to(torch.float64)
+    return x.index_select(-2, chosen.to(x.device)).to(torch.float64)
 
 
 def largest_norm(x: Tensor) -> float:

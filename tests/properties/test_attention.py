@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.properties import tier
 from tests.properties.property_runner import Convicted, check_all_are_asked, hold, hold_first
 from verify.campaign.covering import covering
-from verify.campaign.edge_cases import edge_cases, leads
+from verify.campaign.edge_cases import edge_cases
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
 from verify.cell.discovery import Unloadable
@@ -40,11 +40,11 @@ def test_fills_its_coverage_bins(target: Target, judge: Judge) -> None:
         hold(judge, target, problem)
 
 
-@pytest.mark.long(20)
-@pytest.mark.covers(profiles=("gpu", "nightly"))
+@pytest.mark.long(40)  # the draws of all pairs, then a hundred problems
+@pytest.mark.covers(profiles=("gpu", "nightly"), leading=True)
 def test_meets_every_pair_of_levels(target: Target, judge: Judge) -> None:
     """Any two levels of two factors that a problem of the support can have, some case has."""
-    for problem in covering(target, edge_cases(target)) if leads(target) else ():
+    for problem in covering(target, edge_cases(target)):
         hold(judge, target, problem)
 
 

@@ -38,6 +38,8 @@ _WORTH_A_GPU = 2e8
 _LOADS = 16
 # Elements of O of which a GPU holds reference and bounds until all are made, 256 MiB at most.
 _HELD = 1 << 22
+# Elements of a result from which on it comes from a GPU to pinned memory, 1 MiB.
+_PINNED = 1 << 17
 # Pairs of a query and a key of which a case keeps all that was computed once: 32 bytes each.
 _KEPT = 1 << 20
 # Pairs from which on a reference leaves gigabytes on a GPU, which kernels need.
@@ -222,7 +224,7 @@ def compute_truth_on(
                 made["reach"][block.index] = bounds.interval.reach.to(held)
             for other in arithmetics[1:]:
                 made["best_out_bound"][block.index] = tolerance.bound(block, other, p).out.to(held)
-    made = {name: tensor.cpu() for name, tensor in made.items()}
+    made = {name: _brought(tensor) for name, tensor in made.items()}
     if rows is None and arithmetics[0].values.spills:
         made["out_bound"] = spilled(made["out_bound"])
     if device.type == "cuda" and p.pairs > _LARGE:
@@ -234,6 +236,14 @@ def compute_truth_on(
         return Truth(**viewed)
     span = Interval(viewed.pop("middle"), viewed.pop("reach"))
     return Truth(**viewed, interval=span)
+
+
+def _brought(tensor: Tensor) -> Tensor:
+    """The tensor on the CPU.  A large one comes from a GPU to pinned memory, which torch keeps for
+    the next one: new pages cost more than the copy."""
+    if not tensor.is_cuda or tensor.numel() < _PINNED:
+        return tensor.cpu()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
 
 
 def _keeping(blocks: Iterator[RowBlock], kept: Kept, device: str) -> Iterator[RowBlock]:

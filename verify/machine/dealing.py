@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -23,18 +23,25 @@ def dealt(
     """Order the items so that `shares` workers end at about the same time.
 
     xdist first gives every worker an equal part of the items; a worker without work then takes the
-    last items of another's part.  So each part begins with its share of the long items, the longest
-    first; neighbours of one kin go to one worker, which does once what they have in common.  The
-    others, for which seconds(item) is 0, follow in their order.
+    last items of another's part.  So each part begins with long items: the longest kin goes to the
+    worker with the fewest seconds so far, then the next one.  Items of one kin that follow each
+    other go to one worker, which does once what they have in common.  The others, for which
+    seconds(item) is 0, follow in their order.
     """
     if shares < 2:
         return items
     long = sorted((item for item in items if seconds(item)), key=seconds, reverse=True)
     kins = [list(run) for _, run in groupby(long, key=lambda item: (seconds(item), kin(item)))]
-    short = [item for item in items if not seconds(item)]
-    size = -(-len(short) // shares)
-    runs = [
-        [*chain.from_iterable(kins[n::shares]), *short[n * size : (n + 1) * size]]
-        for n in range(shares)
-    ]
-    return [item for run in runs for item in run]
+    taken = [(sum(map(seconds, run)), run) for run in kins]
+    sizes = [(len(items) + n) // shares for n in range(shares)]  # of xdist's parts
+    parts: list[list[T]] = [[] for _ in sizes]
+    loads = [0.0] * shares
+    for load, run in sorted(taken, key=lambda pair: pair[0], reverse=True):
+        room = [n for n in range(shares) if len(parts[n]) + len(run) <= sizes[n]]
+        n = min(room or range(shares), key=loads.__getitem__)
+        parts[n] += run
+        loads[n] += load
+    short = iter([item for item in items if not seconds(item)])
+    for part, size in zip(parts, sizes, strict=True):
+        part += islice(short, max(size - len(part), 0))
+    return [*chain.from_iterable(parts), *short]

@@ -80,9 +80,14 @@ class Pairs(Protocol):
 def usable(pairs: Pairs) -> bool:
     """Whether one pass over these pairs is worthwhile, and can be made here."""
     scores = pairs.scaled
-    if not scores.is_cuda or scores.numel() < WORTHWHILE or cuda.available() is not None:
-        return False
-    return proved(scores.device)
+    large = scores.is_cuda and scores.numel() >= WORTHWHILE
+    return large and _compiler() and proved(scores.device)
+
+
+@cache
+def _compiler() -> bool:
+    """Whether CUDA C++ compiles and runs here; asked once, since CUDA is slow to answer."""
+    return cuda.available() is None
 
 
 def largest_errors(pairs: Pairs, error: Linear) -> Tensor:
@@ -155,8 +160,7 @@ def _launch(entry: str, linear: Linear, tensors: dict[str, Tensor]) -> None:
             raise ValueError(f"{name}: row_pass.cu takes contiguous fp64 tensors")
     device = tensors["scores"].device
     with torch.cuda.device(device):
-        kernel = _kernel(entry, cuda.device_arch(device))
-        rows = tensors["largest"].numel()
+        kernel, rows = _kernel(entry, device), tensors["largest"].numel()
         cuda.launch(kernel, (rows,), (THREADS,), 8 * THREADS, _arguments(linear, tensors))
 
 
@@ -171,5 +175,5 @@ def source(entry: str) -> cuda.Source:
 
 
 @cache
-def _kernel(entry: str, arch: str) -> cuda.Kernel:
-    return cuda.load(cuda.compile_source(source(entry), arch))
+def _kernel(entry: str, device: torch.device) -> cuda.Kernel:
+    return cuda.load(cuda.compile_source(source(entry), cuda.device_arch(device)))

@@ -89,12 +89,18 @@ def test_long_tests_of_one_variant_go_to_one_worker_where_there_is_no_gpu(
 def test_every_worker_begins_with_long_tests() -> None:
     items = ["a", "b", "l10", "c", "l30", "d", "l20", "e"]
     order = dealt(items, lambda name: float(name[1:] or 0), 2)
-    assert order == ["l30", "l10", "a", "b", "c", "l20", "d", "e"]
+    assert order == ["l30", "a", "b", "c", "l20", "l10", "d", "e"]
     assert dealt(items, lambda name: float(name[1:] or 0), 1) == items
+
+
+def test_a_worker_with_a_very_long_test_gets_no_other_one() -> None:
+    items = ["l50", *(f"l{5 + n}" for n in range(5)), *"abcdef"]
+    order = dealt(items, lambda name: float(name[1:] or 0), 2)
+    assert order == ["l50", *"abcde", "l9", "l8", "l7", "l6", "l5", "f"]
 
 
 def test_long_tests_that_share_their_draws_go_to_one_worker() -> None:
     """Each worker would draw them again."""
     items = ["p1", "p2", "p3", "q1", "r1", "r2", "a", "b"]
     order = dealt(items, lambda name: float(len(name) - 1), 2, lambda name: name[0])
-    assert order == ["p1", "p2", "p3", "r1", "r2", "a", "q1", "b"]
+    assert order == ["p1", "p2", "p3", "a", "r1", "r2", "q1", "b"]

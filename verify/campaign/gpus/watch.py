@@ -1,7 +1,7 @@
 """The watch of a session's first process: every GPU of its workers judges the control problem.
 
-It does so when its first worker starts, after a failing test, every ten minutes, and at the end if
-a test has failed since or a minute has passed.  A GPU that has it wrong is quarantined: its
+It does so when its first worker starts, after a failing test, every minute, and at the end if a
+test has failed since or a minute has passed.  A GPU that has it wrong is quarantined: its
 evidence is taken out of the run, and the session ends.  `verify run` then begins another session of
 the run on the other GPUs, which judges what is missing.
 """
@@ -29,7 +29,7 @@ from verify.machine import device, starter
 from verify.machine.places import state_directory
 
 _MODULE = "verify.campaign.gpus.control_process"
-_EVERY = 600.0  # seconds between two control problems of a GPU
+_EVERY = 60.0  # seconds between two control problems of a GPU: the end seldom waits for one
 _APART = 30.0  # seconds between two that failing tests ask for
 _RECENT = 60.0  # seconds for which a control problem speaks for what follows it
 _PATIENCE = 45.0  # seconds until one that has no answer is given up at the end

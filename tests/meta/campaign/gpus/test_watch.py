@@ -83,14 +83,23 @@ def test_a_failing_test_accuses_its_gpu_but_not_too_often(fake: Fake, watch: Wat
     assert fake.begun[3:] == [(55, B)]
 
 
-def test_a_long_run_has_one_at_its_end_and_every_ten_minutes(fake: Fake, watch: Watch) -> None:
+def test_a_long_run_has_one_every_minute_and_at_its_end(fake: Fake, watch: Watch) -> None:
     watch.join(A)
-    for fake.now in (300, 601, 900, 1202):
+    for fake.now in (30, 61, 90, 122):
         watch.look()
-    fake.now = 1300
+    fake.now = 200
     watch.finish()
-    assert [time for time, _ in fake.begun] == [0, 601, 1202, 1300]
+    assert [time for time, _ in fake.begun] == [0, 61, 122, 200]
     assert state.read(watch.run)[A].controls == 4
+
+
+def test_the_end_does_not_wait_for_another_one(fake: Fake, watch: Watch) -> None:
+    watch.join(A)
+    for fake.now in (61, 70):
+        watch.look()
+    fake.now = 110
+    watch.finish()
+    assert [time for time, _ in fake.begun] == [0, 61]
 
 
 @pytest.mark.parametrize("later", [False, True])
