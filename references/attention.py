@@ -34,7 +34,7 @@ from references.blocks import Block, Inputs, Size, Tile
 from references.definition import Attention
 from references.positions import (
     Choice,
-    largest_norm,
+    largest_norms,
     positions,
 )
 from references.row_blocks import LOWEST, contract, special_terms
@@ -82,8 +82,8 @@ def forward(
     inputs = Inputs(q, k, v, attention)
     chosen = positions(rows, inputs.seqlen_q, "rows")
     out, lse = inputs.zeros(len(chosen), v.shape[-1]), inputs.zeros(len(chosen), 1)
-    finite = math.isfinite(largest_norm(v))
-    bound = abs(attention.softmax_scale) * largest_norm(q) * largest_norm(k)
+    size_q, size_k, size_v = largest_norms(q, inputs.k, inputs.v)
+    finite, bound = math.isfinite(size_v), abs(attention.softmax_scale) * size_q * size_k
     if attention.score_mod is not None and math.isfinite(bound):
         reached = attention.score_mod.reach(inputs.extent, torch.tensor(bound, dtype=torch.float64))
         bound = float(reached)
@@ -188,9 +188,7 @@ def _add_gradients(
     """Add each tile's share to dq and (dk, dv), except to None; `saved` and `dq` hold the chosen
     rows in order."""
     scale, mod = inputs.attention.softmax_scale, inputs.attention.score_mod
-    finite = all(
-        math.isfinite(largest_norm(x)) for x in (inputs.q, inputs.k, inputs.v, inputs.dout)
-    )
+    finite = all(map(math.isfinite, largest_norms(inputs.q, inputs.k, inputs.v, inputs.dout)))
     out, lse = (
         x.view(*inputs.q.shape[:2], *x.shape[2:]) for x in (saved.out, saved.lse.unsqueeze(-1))
     )

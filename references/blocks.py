@@ -170,9 +170,7 @@ class Inputs:
         count = _ROWS[device] // max(self.group * min(block_q, len(rows)), 1)
         loaded = LOADED[device] // (block_kv * (self.k.shape[-1] + self.v.shape[-1]))
         whole = len(self.intervals) == len(self.attention.mask.atoms)
-        pieces = [
-            (piece, keys[piece], *ends(keys[piece])) for piece in slices(len(keys), block_kv)
-        ]
+        pieces = [(piece, keys[piece], *ends(keys[piece])) for piece in slices(len(keys), block_kv)]
         for heads in slices(self.total, max(min(count, loaded), 1)):
             for part in slices(len(rows), block_q):
                 low, high = self.bounds(heads, rows[part])

@@ -69,17 +69,22 @@ def take(x: Tensor, at: Positions) -> Tensor:
     return x.index_select(-2, chosen.to(x.device)).to(torch.float64)
 
 
-def largest_norm(x: Tensor) -> float:
-    """The largest Euclidean norm over the last dimension; NaN or inf if an element is, or if the
-    norm overflows."""
+def largest_norms(*tensors: Tensor) -> list[float]:
+    """The largest Euclidean norm over the last dimension of each; NaN or inf if an element is, or
+    if the norm overflows."""
+    # brought from the device together: it is waited for once
+    return torch.stack([_largest_norm(x) for x in tensors]).tolist()
+
+
+def _largest_norm(x: Tensor) -> Tensor:
     if not x.numel():
-        return 0.0
+        return torch.zeros((), dtype=torch.float64, device=x.device)
     step = max(LOADED[x.device.type] * x.shape[-2] // x.numel(), 1)
     parts = [
         torch.linalg.vector_norm(x[..., part, :].to(torch.float64), dim=-1).amax()
         for part in slices(x.shape[-2], step)
     ]
-    return float(torch.stack(parts).amax())
+    return torch.stack(parts).amax()
 
 
 @dataclass(frozen=True, eq=False)
