@@ -43,5 +43,5 @@ def dealt(
         loads[n] += load
     short = iter([item for item in items if not seconds(item)])
     for part, size in zip(parts, sizes, strict=True):
-        part += islice(short, max(size - len(part), 0))
+        part.extend(islice(short, max(size - len(part), 0)))
     return [*chain.from_iterable(parts), *short]

@@ -141,6 +141,7 @@ def copies(account: Account) -> tuple[doc.Block, ...]:
     not_tried = exports.untried(account["planted"])
     found: dict[tuple[str, str], list[str]] = {}
     runs: tuple[Account | Further, ...] = (account, *account.get("further", []))
+    due = {variant for run_ in runs for variant in exports.due(run_["planted"])}
     for run_ in runs:
         for one in run_["planted"]:
             if one.get("copy_of"):
@@ -155,7 +156,9 @@ def copies(account: Account) -> tuple[doc.Block, ...]:
             about,
             doc.Span(", ".join(_counted(caught)), "good")
             if caught
-            else doc.Span("not run" if variant in not_tried else "nothing", "bad"),
+            else doc.Span("not run" if variant in not_tried else "nothing", "bad")
+            if variant in due
+            else doc.Span("no tool of this run sees it"),
         )
         for (variant, about), caught in found.items()
     )

@@ -310,6 +310,27 @@ def test_a_copy_that_its_tool_misses_is_tried_with_delays(
     assert ("nothing caught this known-bad copy" in exports.junit(told(run))) == bool(uncaught)
 
 
+@pytest.mark.parametrize(("tool", "uncaught"), [("memcheck", ["copy"]), ("racecheck", [])])
+def test_a_run_without_the_tool_that_sees_a_copy_need_not_catch_it(
+    tool: str, uncaught: list[str], tmp_path: Path
+) -> None:
+    copy = PlantedFault(
+        variant="copy", file=tmp_path, about="a copy", caught_by=("memcheck",), copy_of="kernel"
+    )
+    session = Oracle({(3, 1): "clean"}).sanitize(tool, SUBJECT, 0, "")
+    run = LaneRun(
+        run="run",
+        device={},
+        sanitizer="1",
+        tools=(tool,),
+        whole=True,
+        planted=(PlantedSession(copy, session),),
+    )
+    assert (run.uncaught, run.alive) == (uncaught, not uncaught)
+    caught = "**nothing**" if uncaught else "no tool of this run sees it"
+    assert f"| **copy** | a copy | {caught} |" in page.markdown(told(run))
+
+
 def test_a_repeated_fault_tells_in_how_many_runs_it_was_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
