@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from references.masks import Mask, intersect
+from references.masks import Full, Mask, intersect
 from references.positions import LOADED, Positions, ends, index, slices, take, tensor
 from references.score_mods import Extent
 
@@ -118,6 +118,8 @@ class Inputs:
 
     def visible(self, heads: slice, rows: Positions, keys: Positions) -> Tensor:
         """The mask, broadcastable to (key heads, group, rows, keys)."""
+        if isinstance(self.attention.mask, Full):
+            return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.q.device)
         return self._visible(*self._at(heads, rows, keys))
 
     def _at(self, heads: slice, rows: Positions, keys: Positions) -> tuple[Tensor, ...]:

@@ -107,6 +107,8 @@ class Sizes:
 
     def repeated(self, times: int) -> Sizes:
         """Each entry of the first dimension, repeated that often."""
+        if times == 1:
+            return self
         return Sizes(*(x.repeat_interleave(times, 0) for x in (self.least, self.most)))
 
     def cut(self, *index: slice) -> Sizes:

@@ -136,7 +136,8 @@ def _row_block(
     keys, k, v = loaded.at, loaded.k, loaded.v
     q = inputs.rows(inputs.q, heads, rows)
     shape = (len(k) * group, len(rows), len(keys))
-    visible = inputs.visible(heads, rows, keys).expand(len(k), group, -1, -1).reshape(shape)
+    seen = inputs.visible(heads, rows, keys)
+    visible = seen.expand(len(k), group, len(rows), len(keys)).reshape(shape)
     hidden = None if isinstance(inputs.attention.mask, Full) else ~visible
     folded = len(k), group * len(rows), len(keys)
     scaled = torch.bmm(q, k.mT, out=loaded.room(0, folded)).mul_(scale)
@@ -159,7 +160,7 @@ def _row_block(
     )
     p = torch.sub(scores, row_max.clamp(min=LOWEST), out=loaded.room(3, shape)).exp_()
     row_sum = p.sum(-1, keepdim=True)
-    p.div_(torch.where(row_sum == 0, 1.0, row_sum))
+    p.div_(row_sum.clamp(min=1.0))  # exp(m - m) = 1 is in the sum, unless that is empty
     if hidden is not None and math.isnan(row_sum.sum()):
         p.masked_fill_(hidden, 0.0)  # a row with NaN is NaN only at visible keys
     out = contract(p, values, None if math.isfinite(values.sum()) else scores != -math.inf)

@@ -6,10 +6,12 @@ The derivation is docs/tolerance.md, *Known roundings*.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from references.masks import Mask
 from references.row_blocks import RowBlock
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ForwardArithmetic
@@ -51,7 +53,8 @@ def rescaling_blocks(
     1); None where the order is not known.  error: as in `maxima_of`."""
     own = block_maxima(block.scores, a.block_n, block.keys.start)
     most = torch.ones_like(error)
-    for tile in tiles(a.tile, a.key_order):
+    sizes = tiles(a.tile, a.key_order) if _depends_on_tiles(own, a, problem) else [a.tile]
+    for tile in sizes:
         high = _running(own, block, replace(a, tile=tile), problem)
         if high is None:
             return None
@@ -106,12 +109,21 @@ def _running(own: Tensor, block: RowBlock, a: ForwardArithmetic, problem: Proble
     """The largest score of each block and those before it; None where that is not known."""
     if a.merged:
         return _of_parts(own, block, a, problem)
-    if a.key_order != "whole_first" or own.shape[-1] == 1:
+    if not _depends_on_tiles(own, a, problem):
         return _in_order(own, a.key_order)
     inside = whole_blocks(problem, a, block)
     if inside is None or (a.lag and bool(inside.any())):
         return None
     return _in_order(own, a.key_order, inside)
+
+
+def _depends_on_tiles(own: Tensor, a: ForwardArithmetic, problem: Problem) -> bool:
+    """Whether other rows of a row's tile decide on the order of its blocks.  It is ascending where
+    every row sees the first key: blocks that all of them see whole come first anyhow."""
+    if a.merged or a.key_order != "whole_first" or own.shape[-1] == 1:
+        return False
+    bounds = _bounds(problem)
+    return bounds is None or bool((bounds[0][bounds[0] < bounds[1]] > 0).any())
 
 
 def _in_order(own: Tensor, order: str, inside: Tensor | None = None) -> Tensor:
@@ -165,26 +177,31 @@ def _of_parts(
 
 def _bounds(problem: Problem) -> tuple[Tensor, Tensor] | None:
     """Visible keys [low, high) of every row, (batch, seqlen_q); None if they are no intervals."""
+    return _row_bounds(problem.mask, problem.batch, problem.seqlen_q, problem.seqlen_kv)
+
+
+@lru_cache(maxsize=4)  # a bound asks several times, of one problem
+def _row_bounds(
+    mask: Mask, batch: int, seqlen_q: int, seqlen_kv: int
+) -> tuple[Tensor, Tensor] | None:
     try:
-        return problem.mask.row_bounds(problem.batch, problem.seqlen_q, problem.seqlen_kv)
+        return mask.row_bounds(batch, seqlen_q, seqlen_kv)
     except ValueError:
         return None
 
 
 def whole_blocks(problem: Problem, a: ForwardArithmetic, block: RowBlock) -> Tensor | None:
     """Blocks that all rows of a row's tile see whole, (heads, rows, blocks); None where tiles are
-    not known.  None of them, where every row sees the first key: their order is ascending then."""
+    not known."""
     heads, _, keys = block.scores.shape
     size = a.block_n or max(keys, 1)
     blocks = max(-(-keys // size), 1)
     bounds = _bounds(problem)
     if bounds is None:
         return None
-    low, high = bounds
-    if not bool((low[low < high] > 0).any()):
-        return torch.zeros(1, 1, blocks, dtype=torch.bool, device=block.scores.device)
     if not a.tile:
         return None
+    low, high = bounds
     rows = torch.arange(-(-problem.seqlen_q // a.tile) * a.tile)
     rows = rows.clamp(max=problem.seqlen_q - 1)  # those past the end see what the last one does
     low = low[:, rows].unfold(1, a.tile, a.tile).amax(-1)
