@@ -271,13 +271,20 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+_EXAMPLE = 0.04  # seconds of a drawn problem on a GPU, where there are many
+_LONG = 2.0  # seconds from which on a test is a long one
+
+
 def _no_seconds(item: pytest.Item) -> float:
     return 0.0
 
 
 def _seconds(item: pytest.Item) -> float:
     marker = item.get_closest_marker("long")
-    return 0.0 if marker is None else float(marker.args[0])
+    said = 0.0 if marker is None else float(marker.args[0])
+    drawing = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+    drawn = settings().max_examples * _EXAMPLE if drawing else 0.0
+    return max(said, drawn if drawn >= _LONG else 0.0)
 
 
 def _source(item: pytest.Item) -> Hashable:

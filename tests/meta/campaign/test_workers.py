@@ -66,6 +66,21 @@ def test_a_campaign_that_stops_at_a_failure_begins_with_quick_tests(most: int) -
     assert next(each.name for each in items) == ("quick" if most else "long")
 
 
+@pytest.mark.parametrize(("examples", "first"), [(12, "quick"), (200, "draws")])
+def test_a_test_that_draws_much_is_a_long_one(
+    examples: int, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def item(name: str) -> SimpleNamespace:
+        draws = SimpleNamespace(is_hypothesis_test=name == "draws")
+        return SimpleNamespace(name=name, obj=draws, get_closest_marker=lambda _: None)
+
+    monkeypatch.setattr("conftest.settings", lambda: SimpleNamespace(max_examples=examples))
+    items = [item("quick"), item("draws")]
+    config = SimpleNamespace(getoption=lambda _: 0, workerinput={"workercount": 2})
+    conftest.pytest_collection_modifyitems(config, items)  # type: ignore[arg-type]
+    assert items[0].name == first
+
+
 def test_long_tests_of_one_variant_go_to_one_worker_where_there_is_no_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
