@@ -37,7 +37,7 @@ def _pin_gpu(worker: str) -> None:
 
 _pin_gpu(_WORKER)
 
-from verify.campaign import builds, halt  # noqa: E402 - after the mask
+from verify.campaign import builds, durations, halt  # noqa: E402 - after the mask
 from verify.campaign.conclusion import campaign_fails, write_report  # noqa: E402
 from verify.campaign.edge_cases import leads  # noqa: E402
 from verify.campaign.gpus.placement import place_workers  # noqa: E402
@@ -258,7 +258,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if halt.limited():  # verify.campaign.chosen orders them
         return
     # A campaign that stops at its first failure comes to it sooner by its quick tests.
-    seconds = _no_seconds if config.getoption("maxfail") == 1 else _seconds
+    seconds = _no_seconds if config.getoption("maxfail") == 1 else durations.seconds
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     # On a GPU builds take longer than draws: then each test is its own kin.
     on_gpu = device.fingerprint()["kind"] == "cuda"
@@ -271,20 +271,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-_EXAMPLE = 0.04  # seconds of a drawn problem on a GPU, where there are many
-_LONG = 2.0  # seconds from which on a test is a long one
-
-
 def _no_seconds(item: pytest.Item) -> float:
     return 0.0
-
-
-def _seconds(item: pytest.Item) -> float:
-    marker = item.get_closest_marker("long")
-    said = 0.0 if marker is None else float(marker.args[0])
-    drawing = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-    drawn = settings().max_examples * _EXAMPLE if drawing else 0.0
-    return max(said, drawn if drawn >= _LONG else 0.0)
 
 
 def _source(item: pytest.Item) -> Hashable:

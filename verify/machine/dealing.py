@@ -30,18 +30,22 @@ def dealt(
     """
     if shares < 2:
         return items
-    long = sorted((item for item in items if seconds(item)), key=seconds, reverse=True)
-    kins = [list(run) for _, run in groupby(long, key=lambda item: (seconds(item), kin(item)))]
-    taken = [(sum(map(seconds, run)), run) for run in kins]
+    timed = [(seconds(item), item) for item in items]
+    long = sorted((pair for pair in timed if pair[0]), key=lambda pair: pair[0], reverse=True)
+    kins = [list(run) for _, run in groupby(long, key=lambda pair: (pair[0], kin(pair[1])))]
     sizes = [(len(items) + n) // shares for n in range(shares)]  # of xdist's parts
     parts: list[list[T]] = [[] for _ in sizes]
     loads = [0.0] * shares
-    for load, run in sorted(taken, key=lambda pair: pair[0], reverse=True):
+    for run in sorted(kins, key=_sum, reverse=True):
         room = [n for n in range(shares) if len(parts[n]) + len(run) <= sizes[n]]
         n = min(room or range(shares), key=loads.__getitem__)
-        parts[n] += run
-        loads[n] += load
-    short = iter([item for item in items if not seconds(item)])
+        parts[n] += [item for _, item in run]
+        loads[n] += _sum(run)
+    short = (item for taken, item in timed if not taken)
     for part, size in zip(parts, sizes, strict=True):
         part.extend(islice(short, max(size - len(part), 0)))
     return [*chain.from_iterable(parts), *short]
+
+
+def _sum(run: list[tuple[float, T]]) -> float:
+    return sum(taken for taken, _ in run)

@@ -150,15 +150,17 @@ def copies(account: Account) -> tuple[doc.Block, ...]:
                 version = tool_version(run_, one["tool"])
                 of = "" if version == tool_version(account, one["tool"]) else f" of {version}"
                 caught += [one["tool"] + of + hangs] * (one["record"] is not None or bool(hangs))
+
+    def missed(variant: str) -> doc.Span:
+        if variant not in due:
+            return doc.Span("no tool of this run sees it")
+        return doc.Span("not run" if variant in not_tried else "nothing", "bad")
+
     rows = tuple(
         (
             doc.Span(variant, "strong"),
             about,
-            doc.Span(", ".join(_counted(caught)), "good")
-            if caught
-            else doc.Span("not run" if variant in not_tried else "nothing", "bad")
-            if variant in due
-            else doc.Span("no tool of this run sees it"),
+            doc.Span(", ".join(_counted(caught)), "good") if caught else missed(variant),
         )
         for (variant, about), caught in found.items()
     )

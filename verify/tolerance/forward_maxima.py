@@ -6,14 +6,13 @@ The derivation is docs/tolerance.md, *Known roundings*.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from references.masks import Mask
 from references.row_blocks import RowBlock
 from verify.problem import Problem
+from verify.problem.visibility import intervals
 from verify.tolerance.arithmetic import ForwardArithmetic
 
 FEWEST_ROWS = 16  # of a tile: those of a matrix instruction
@@ -36,7 +35,7 @@ class Maxima:
 def maxima_of(block: RowBlock, a: ForwardArithmetic, problem: Problem, error: Tensor) -> Maxima:
     """The maxima of a block's rows.  error: the largest error of a score, (heads, rows, 1)."""
     own = block_maxima(block.scores, a.block_n, block.keys.start)
-    high = _running(own, block, a, problem)
+    high = _running(own, block, _settled(a, own, problem), problem)
     if high is None:  # of the block's keys at least, or so far behind, and of all keys at most
         low, high = own - a.lag, block.row_max[..., None].expand_as(own)
     else:
@@ -53,8 +52,8 @@ def rescaling_blocks(
     1); None where the order is not known.  error: as in `maxima_of`."""
     own = block_maxima(block.scores, a.block_n, block.keys.start)
     most = torch.ones_like(error)
-    sizes = tiles(a.tile, a.key_order) if _depends_on_tiles(own, a, problem) else [a.tile]
-    for tile in sizes:
+    a = _settled(a, own, problem)
+    for tile in [a.tile] if a.merged else tiles(a.tile, a.key_order):
         high = _running(own, block, replace(a, tile=tile), problem)
         if high is None:
             return None
@@ -109,7 +108,7 @@ def _running(own: Tensor, block: RowBlock, a: ForwardArithmetic, problem: Proble
     """The largest score of each block and those before it; None where that is not known."""
     if a.merged:
         return _of_parts(own, block, a, problem)
-    if not _depends_on_tiles(own, a, problem):
+    if a.key_order != "whole_first":
         return _in_order(own, a.key_order)
     inside = whole_blocks(problem, a, block)
     if inside is None or (a.lag and bool(inside.any())):
@@ -117,13 +116,16 @@ def _running(own: Tensor, block: RowBlock, a: ForwardArithmetic, problem: Proble
     return _in_order(own, a.key_order, inside)
 
 
-def _depends_on_tiles(own: Tensor, a: ForwardArithmetic, problem: Problem) -> bool:
-    """Whether other rows of a row's tile decide on the order of its blocks.  It is ascending where
-    every row sees the first key: blocks that all of them see whole come first anyhow."""
-    if a.merged or a.key_order != "whole_first" or own.shape[-1] == 1:
-        return False
-    bounds = _bounds(problem)
-    return bounds is None or bool((bounds[0][bounds[0] < bounds[1]] > 0).any())
+def _settled(a: ForwardArithmetic, own: Tensor, problem: Problem) -> ForwardArithmetic:
+    """The arithmetic, its blocks in ascending order where no tile decides on it: if there is one
+    block, or if every row sees the first key.  Whole blocks come first then, anyhow."""
+    if a.merged or a.key_order != "whole_first":
+        return a
+    if own.shape[-1] > 1:
+        bounds = intervals(problem)
+        if bounds is None or bool((bounds[0][bounds[0] < bounds[1]] > 0).any()):
+            return a
+    return replace(a, key_order="ascending")
 
 
 def _in_order(own: Tensor, order: str, inside: Tensor | None = None) -> Tensor:
@@ -143,7 +145,7 @@ def _of_parts(
     """The same, where each part of the blocks has its own maximum; None unless all rows of a
     sequence see the same blocks, and so do all tiles, whatever their rows are.  Maxima that lag are
     looked for in one chain."""
-    bounds = _bounds(problem)
+    bounds = intervals(problem)
     if bounds is None or a.lag:
         return None
     size = a.block_n or max(own.shape[-1], problem.seqlen_kv, 1)
@@ -175,31 +177,14 @@ def _of_parts(
     return found
 
 
-def _bounds(problem: Problem) -> tuple[Tensor, Tensor] | None:
-    """Visible keys [low, high) of every row, (batch, seqlen_q); None if they are no intervals."""
-    return _row_bounds(problem.mask, problem.batch, problem.seqlen_q, problem.seqlen_kv)
-
-
-@lru_cache(maxsize=4)  # a bound asks several times, of one problem
-def _row_bounds(
-    mask: Mask, batch: int, seqlen_q: int, seqlen_kv: int
-) -> tuple[Tensor, Tensor] | None:
-    try:
-        return mask.row_bounds(batch, seqlen_q, seqlen_kv)
-    except ValueError:
-        return None
-
-
 def whole_blocks(problem: Problem, a: ForwardArithmetic, block: RowBlock) -> Tensor | None:
     """Blocks that all rows of a row's tile see whole, (heads, rows, blocks); None where tiles are
     not known."""
     heads, _, keys = block.scores.shape
     size = a.block_n or max(keys, 1)
     blocks = max(-(-keys // size), 1)
-    bounds = _bounds(problem)
-    if bounds is None:
-        return None
-    if not a.tile:
+    bounds = intervals(problem)
+    if bounds is None or not a.tile:
         return None
     low, high = bounds
     rows = torch.arange(-(-problem.seqlen_q // a.tile) * a.tile)

@@ -74,7 +74,8 @@ def test_a_test_that_draws_much_is_a_long_one(
         draws = SimpleNamespace(is_hypothesis_test=name == "draws")
         return SimpleNamespace(name=name, obj=draws, get_closest_marker=lambda _: None)
 
-    monkeypatch.setattr("conftest.settings", lambda: SimpleNamespace(max_examples=examples))
+    profile = SimpleNamespace(max_examples=examples)
+    monkeypatch.setattr("verify.campaign.durations.settings", lambda: profile)
     items = [item("quick"), item("draws")]
     config = SimpleNamespace(getoption=lambda _: 0, workerinput={"workercount": 2})
     conftest.pytest_collection_modifyitems(config, items)  # type: ignore[arg-type]

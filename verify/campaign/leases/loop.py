@@ -21,7 +21,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from verify.campaign import halt, search_scope
+from verify.campaign import durations, halt, search_scope
 from verify.campaign.leases.plan import Unit
 from verify.campaign.leases.requests import Answer, Check, Hello, Request, Work
 from verify.machine.places import state_directory
@@ -176,12 +176,11 @@ def roster_of(directory: Path) -> Any:
 
 
 def _unit(item: pytest.Item) -> Unit:
-    mark = item.get_closest_marker("long")
     return Unit(
         node=item.nodeid,
-        seeded=bool(getattr(getattr(item, "obj", None), "is_hypothesis_test", False)),
+        seeded=durations.draws(item),
         family=_family(getattr(getattr(item, "callspec", None), "params", {})),
-        seconds=0.0 if mark is None else float(mark.args[0]),
+        seconds=durations.seconds(item),
     )
 
 
